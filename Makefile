@@ -1,0 +1,25 @@
+# Each target is one line a person could type. Needs root (or sudo) once, for Debian packages and for the lab.
+PY := .venv/bin/python
+SOURCES := $(shell git ls-files -co --exclude-standard -- kvmpool hooks xml meson.build pyproject.toml 2>/dev/null)
+
+.PHONY: demo test lint bench build clean
+
+demo: .venv/installed
+	$(PY) -m kvmpool.cli.main lab demo
+
+test: .venv/installed
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pytest $(TESTS)
+
+lint: .venv/installed
+	$(PY) -m pytest tests/test_tidy.py
+
+bench: .venv/installed
+	$(PY) -m tests.bench
+
+build: .venv/installed
+
+.venv/installed: scripts/install $(SOURCES)
+	scripts/install .venv && touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
