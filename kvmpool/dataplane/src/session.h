@@ -1,0 +1,30 @@
+/* One guest process's session: decodes its frames and makes the calls of the real driver.
+ *
+ * Called in a process of its own (a fresh fork of the worker, single-threaded), because a CUDA driver cannot be
+ * unloaded and a session that crashes must take nobody else with it.
+ */
+#ifndef KVMPOOL_SESSION_H
+#define KVMPOOL_SESSION_H
+
+#include <stdint.h>
+
+#include "account.h"
+#include "frame.h"
+
+struct kp_session {
+    uint64_t memory_bytes; /* what the claim shows and may use */
+    uint8_t uuid[16];      /* of the claim's virtual GPU */
+    char pci[16];
+    struct kp_account *account; /* shared by all sessions of the claim */
+    unsigned slot;              /* this session's line in the account */
+    int log_fd;                 /* one line an event; -1: none */
+};
+
+/* Loads libcuda.so.1 by its soname, sends the welcome (also the one that refuses), serves `fd` until BYE, end of file
+ * or a frame that breaks the protocol. Does not close `fd`. The caller ends the process afterwards, with _exit.
+ *
+ * 0: the guest ended it. -EPROTO: the guest sent what no shim sends. -ENODEV: the driver or the card does not answer.
+ */
+int kp_session_run(const struct kp_session *session, int fd, const struct kp_hello *hello);
+
+#endif
