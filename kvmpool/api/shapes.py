@@ -1,0 +1,153 @@
+"""The JSON bodies of the API as types: what resources.py answers and what the CLI prints. Every field is always present.
+
+Sizes in MiB, compute in percent of one card, times in wall-clock seconds (for display). "" means: none.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class StatusBody(TypedDict):
+    """GET /v1/status"""
+
+    host: str
+    version: str
+    leader: str
+    store: str  # "sqlite, revision 120"
+    libvirt: str  # "connected" or why not
+    nvml: str  # "ok" or why not
+    paused: bool
+    breaker: str  # "" closed, else why it is open
+    hosts: list[HostBody]
+    cards: list[CardBody]
+    claims: list[ClaimBody]
+    faults: list[str]  # store rows that could not be read, config in force that is not what the file says, ...
+
+
+class HostBody(TypedDict):
+    """GET /v1/hosts -> list"""
+
+    name: str
+    state: str  # "up", "down"
+    version: str
+    boot_id: str
+    cards: int
+    cards_healthy: int
+    bindings: int
+
+
+class CardBody(TypedDict):
+    """GET /v1/cards -> list; GET /v1/cards/{id | host/address | unique prefix of the uuid} -> one"""
+
+    id: str
+    host: str
+    address: str
+    label: str  # host/address
+    model: str
+    mode: str
+    verdict: str
+    reason: str
+    since_s: float  # age of the verdict
+    cordoned: bool
+    cordon_reason: str
+    driver: str
+    compute_capability: str
+    numa_node: int
+    memory_mib: int
+    memory_taken_mib: int  # by binding rows, in any phase
+    compute_taken_percent: int
+    last_xid: int
+    app_xids: int
+    bindings: list[str]  # labels
+
+
+class ClaimBody(TypedDict):
+    """GET /v1/claims -> list; GET /v1/claims/{domain name or uuid}/{claim} -> one"""
+
+    domain: str
+    uuid: str
+    name: str
+    label: str  # domain/name
+    state: str  # "served", "starting", "waiting", "inactive", "invalid"
+    host: str
+    mode: str
+    memory_mib: int
+    compute_percent: int
+    priority: int
+    preemptible: bool
+    on_failure: str
+    binding: str  # label
+    card: str  # label
+    endpoint: str
+    reason: str  # why it waits or is invalid
+
+
+class BindingBody(TypedDict):
+    """GET /v1/bindings -> list; GET /v1/bindings/{label or domain/claim} -> one"""
+
+    label: str
+    domain: str
+    uuid: str
+    claim: str
+    generation: int
+    phase: str
+    reason: str
+    mode: str
+    card: str  # label
+    card_id: str
+    card_host: str
+    memory_mib: int
+    memory_used_mib: int  # as its worker says; 0 where no worker answers
+    compute_percent: int
+    sessions: int
+    worker: str  # address
+    worker_pid: int
+    endpoint: str
+    pointed: bool  # the domain's relay serves this generation
+
+
+class EventBody(TypedDict):
+    """GET /v1/events -> list, oldest first; with ?follow=1 one JSON object a line, without end"""
+
+    at: float  # wall clock
+    host: str
+    subject: str
+    kind: str
+    reason: str
+
+
+class CardReason(TypedDict):
+    card: str  # label
+    fits: bool
+    reason: str  # first failing predicate, or the score's terms
+
+
+class ExplainBody(TypedDict):
+    """GET /v1/claims/{domain}/{name}/explain"""
+
+    label: str
+    state: str
+    binding: str
+    reason: str
+    cards: list[CardReason]
+
+
+class BreakerBody(TypedDict):
+    """GET /v1/breaker"""
+
+    open: bool
+    reason: str
+    recent: list[str]
+
+
+class ErrorBody(TypedDict):
+    """Any answer with a status >= 400; `kind` is api.client.kind_of's word."""
+
+    error: str
+    kind: str
+
+
+# POST /v1/cards/{id}/cordon {"reason": "..."} and /uncordon -> CardBody; POST /v1/breaker/close -> BreakerBody
+# POST /v1/domains/{name}/claims {attributes of <claim>: text} -> ClaimBody; DELETE /v1/domains/{name}/claims/{claim} -> {}
+#   (edits the domain's metadata through libvirt, validated; a running domain's live claims change at its next start)
