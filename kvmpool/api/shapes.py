@@ -1,4 +1,4 @@
-"""The JSON bodies of the API as types: what resources.py answers and what the CLI prints. Every field is always present.
+"""The JSON bodies of the API as types: what resources.py answers, what the CLI prints. Every field is always present.
 
 Sizes in MiB, compute in percent of one card, times in wall-clock seconds (for display). "" means: none.
 """
@@ -149,5 +149,7 @@ class ErrorBody(TypedDict):
 
 
 # POST /v1/cards/{id}/cordon {"reason": "..."} and /uncordon -> CardBody; POST /v1/breaker/close -> BreakerBody
-# POST /v1/domains/{name}/claims {attributes of <claim>: text} -> ClaimBody; DELETE /v1/domains/{name}/claims/{claim} -> {}
+# GET /v1/domains -> [{"name", "uuid", "state"}], as libvirt has them
+# POST /v1/domains/{name}/claims {attributes of <claim>: text} -> ClaimBody
+# DELETE /v1/domains/{name}/claims/{claim} -> {}
 #   (edits the domain's metadata through libvirt, validated; a running domain's live claims change at its next start)
