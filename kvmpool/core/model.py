@@ -150,6 +150,10 @@ class Health:
     probation_s: float = 0.0
     app_xids: int = 0  # counted only
     hard: bool = False  # the failure's evidence is hard (lease lost, address gone)
+    fatal: bool = False  # only a reboot or an operator brings the card back
+    on_probation: bool = False  # a suspicion that clears leads back to PROBATION, not to HEALTHY
+    cleared_at: float = 0.0  # when it last entered RESETTING: older signals belong to the incident before
+    restored: int = 0  # the last CardWish.restore that was obeyed
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class CardWish:
     cordoned: bool = False
     drain: bool = False
     mode: Mode | None = None
+    restore: int = 0  # an operator's "it is repaired": raised by one each time (core/health.py: restore)
     reason: str = ""
     by: str = ""
 
@@ -197,6 +202,7 @@ class Claim:
     sequence: int  # queue order, from the pool-wide counter
     pointed: Generation | None = None  # the generation its relay serves; None: no relay points anywhere
     endpoint: str = ""  # what the guest dials, e.g. "tcp:10.77.0.1:9960"; constant over failovers
+    served: Generation | None = None  # the last generation its relay ever pointed at: not None is "had a binding"
 
     @property
     def label(self) -> str:
@@ -247,6 +253,7 @@ class Breaker:
     failovers: tuple[tuple[float, CardId], ...] = ()  # (boottime, card) of automatic failovers on soft evidence in the window
     open_reason: str = ""
     opened_at: float = 0.0
+    broken: tuple[tuple[float, str], ...] = ()  # (boottime, claim label) of rebinds after a worker broke, in the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +266,8 @@ class Settings:
     breaker_host_fraction: float = 0.30
     breaker_pool_fraction: float = 0.20
     breaker_min_cards: int = 2
+    breaker_incident_s: float = 2.0  # cards lost within it behind one host are one incident
+    broken_limit: int = 3  # rebinds of one claim in the breaker's window whose workers broke on healthy cards
     prepare_deadline_s: float = 5.0
 
 
@@ -409,6 +418,8 @@ class Release:
 
     binding: Binding
     reason: str
+    failover_of: CardId | None = None  # the failed card on soft evidence, for the breaker's memory
+    broken: bool = False  # it answers a broken worker, for the breaker's memory
 
 
 @dataclass(frozen=True, slots=True)
