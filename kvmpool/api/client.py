@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ class Client:
             raise Unreachable(f"{self.socket} does not speak kvmpool's API. Next: kvmpool doctor") from error
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
-        why = str(error).strip() or type(error).__name__
+        why = re.sub(r"^\[Errno \d+\] ", "", str(error).strip()) or type(error).__name__
         if "Permission denied" in why:
             return Unreachable(f"kvmpoold's socket {self.socket}: permission denied. Next: be root or in group kvmpool")
         return Unreachable(f"kvmpoold does not answer at {self.socket} ({why}). Next: systemctl start kvmpoold")

@@ -1,0 +1,62 @@
+"""`kvmpool binding`: which card serves which claim, the Nth time."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from kvmpool.api.client import Client
+from kvmpool.cli.complete import bindings as complete_bindings
+from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
+
+BINDING_COLUMNS = (
+    column("BINDING", "label"),
+    column("PHASE", "phase"),
+    column("CARD", "card"),
+    Column("USED/MEMORY", lambda r: f"{mib(r['memory_used_mib'])}/{mib(r['memory_mib'])}"),
+    column("SESSIONS", "sessions"),
+    column("REASON", "reason", flexible=True),
+)
+
+
+@click.group()
+def binding() -> None:
+    """List and show bindings: "this claim is served by this card", the Nth time (vm0/gpu0#2)."""
+
+
+@binding.command("list")
+@output_option
+def list_bindings(output: str) -> None:
+    """All bindings, those being released too: they still hold their memory."""
+    rows = Client().get("/bindings")
+    print_rows(rows, BINDING_COLUMNS, output, lambda r: str(r["label"]), "no bindings. Next: kvmpool claim list")
+
+
+@binding.command()
+@click.argument("binding_name", metavar="BINDING", shell_complete=complete_bindings)
+@output_option
+def show(binding_name: str, output: str) -> None:
+    """One binding in full: vm0/gpu0#2, or vm0/gpu0 for the newest."""
+    body = Client().get(f"/bindings/{quote(binding_name, safe='')}")
+    if output == "table":
+        print_fields(_fields(body))
+    else:
+        print_value(body, output, lambda b: [b["label"]])
+
+
+def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("Binding", body["label"]),
+        ("Phase", body["phase"]),
+        ("Reason", body["reason"] or "-"),
+        ("Card", f"{body['card']} ({body['card_id']})"),
+        ("Memory", f"{mib(body['memory_mib'])}, {mib(body['memory_used_mib'])} used"),
+        ("Compute", f"{body['compute_percent']} %" if body["compute_percent"] else "best effort"),
+        ("Sessions", str(body["sessions"])),
+        ("Worker", f"{body['worker'] or '-'} (pid {body['worker_pid'] or '-'})"),
+        ("Endpoint", body["endpoint"] or "-"),
+        ("Transport", body["endpoint"].partition(":")[0] or "-"),
+        ("Relay points here", "yes" if body["pointed"] else "no"),
+    ]

@@ -1,0 +1,111 @@
+"""`kvmpool claim`: what domains ask for.
+
+`add` and `remove` edit a domain's metadata through libvirt, by way of kvmpoold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from kvmpool.api.client import Client
+from kvmpool.cli.complete import claims as complete_claims
+from kvmpool.cli.complete import domains as complete_domains
+from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
+from kvmpool.errors import ClaimInvalid
+
+CLAIM_COLUMNS = (
+    column("CLAIM", "label"),
+    column("STATE", "state"),
+    column("MODE", "mode"),
+    Column("MEMORY", lambda r: mib(r["memory_mib"])),
+    Column("COMPUTE", lambda r: f"{r['compute_percent']}%" if r["compute_percent"] else "-"),
+    column("BINDING", "binding"),
+    column("CARD", "card"),
+    column("REASON", "reason", flexible=True),
+)
+
+
+@click.group()
+def claim() -> None:
+    """List, show, add and remove the claims of domains.
+
+    A CLAIM is named DOMAIN/NAME, for example vm0/gpu0.
+    """
+
+
+@claim.command("list")
+@output_option
+def list_claims(output: str) -> None:
+    """All claims, also of domains that are shut off."""
+    empty = "no claims. Next: kvmpool claim add DOMAIN --memory 4GiB"
+    print_rows(Client().get("/claims"), CLAIM_COLUMNS, output, lambda r: str(r["label"]), empty)
+
+
+@claim.command()
+@click.argument("claim_name", metavar="CLAIM", shell_complete=complete_claims)
+@output_option
+def show(claim_name: str, output: str) -> None:
+    """One claim in full."""
+    body = Client().get(claim_path(claim_name))
+    if output == "table":
+        print_fields(_fields(body))
+    else:
+        print_value(body, output, lambda b: [b["label"]])
+
+
+@claim.command()
+@click.argument("domain", shell_complete=complete_domains)
+@click.option("--name", default="gpu0", show_default=True, help="The claim's name in the domain.")
+@click.option("--mode", type=click.Choice(["vgpu", "passthrough", "any"]), default="vgpu", show_default=True)
+@click.option("--memory", help="Guaranteed GPU memory: MiB, or with a unit (512MiB, 4GiB). Required for vgpu.")
+@click.option("--compute", help="Guaranteed percent of a card's compute, 1-100. Without it: best effort.")
+@click.option("--priority", help="0-100; 50 where not given.")
+@click.option("--set", "extra", multiple=True, metavar="KEY=VALUE", help="Any other attribute of <claim>; repeatable.")
+def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str | None) -> None:
+    """Write a claim into DOMAIN's metadata; it is served from the domain's next start on."""
+    attributes = {"name": name, "mode": mode} | {k: v for k, v in given.items() if v is not None}
+    for pair in extra:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
+        attributes[key] = value
+    body = Client().post(f"/domains/{quote(domain, safe='')}/claims", attributes)
+    click.echo(f"{body['label']} added: {body['mode']}, {mib(body['memory_mib'])}. Next: virsh start {body['domain']}")
+
+
+@claim.command()
+@click.argument("domain", shell_complete=complete_domains)
+@click.option("--name", default="gpu0", show_default=True, help="The claim's name in the domain.")
+def remove(domain: str, name: str) -> None:
+    """Take a claim out of DOMAIN's metadata; a running domain keeps its binding until it stops."""
+    Client().delete(f"/domains/{quote(domain, safe='')}/claims/{quote(name, safe='')}")
+    click.echo(f"{domain}/{name} removed")
+
+
+def claim_path(claim_name: str) -> str:
+    """The API path of `DOMAIN/NAME`. Raises ClaimInvalid where it has another form."""
+    domain, sign, name = claim_name.rpartition("/")
+    if not sign or not domain or not name:
+        raise ClaimInvalid(f"{claim_name!r} is not DOMAIN/NAME, for example vm0/gpu0. Next: kvmpool claim list")
+    return f"/claims/{quote(domain, safe='')}/{quote(name, safe='')}"
+
+
+def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("Claim", body["label"]),
+        ("Domain UUID", body["uuid"]),
+        ("State", body["state"]),
+        ("Reason", body["reason"] or "-"),
+        ("Host", body["host"] or "-"),
+        ("Mode", body["mode"]),
+        ("Memory", mib(body["memory_mib"])),
+        ("Compute", f"{body['compute_percent']} %" if body["compute_percent"] else "best effort"),
+        ("Priority", f"{body['priority']}{', preemptible' if body['preemptible'] else ''}"),
+        ("On failure", body["on_failure"]),
+        ("Binding", body["binding"] or "-"),
+        ("Card", body["card"] or "-"),
+        ("Endpoint", body["endpoint"] or "-"),
+    ]

@@ -1,0 +1,82 @@
+"""The root command: loads a subcommand only when it is asked for, and turns errors into one line and an exit code.
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 6 unreachable, 7 timed out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvmpool import __version__
+from kvmpool.errors import DeadlinePassed, KvmpoolError, NotFound, Refused, Unreachable
+
+_COMMANDS = {
+    "status": ("kvmpool.cli.status", "The pool at a glance."),
+    "host": ("kvmpool.cli.host", "List hosts; join this host to the pool, or leave it."),
+    "card": ("kvmpool.cli.card", "List, show, cordon and uncordon cards."),
+    "claim": ("kvmpool.cli.claim", "List, show, add and remove the claims of domains."),
+    "binding": ("kvmpool.cli.binding", "List and show bindings: which card serves which claim."),
+    "breaker": ("kvmpool.cli.breaker", "Show the failover breaker, or close it again."),
+    "events": ("kvmpool.cli.events", "What happened, and why."),
+    "explain": ("kvmpool.cli.explain", "Why a claim is, or is not, served."),
+    "doctor": ("kvmpool.cli.doctor", "Check this host: PASS, WARN or FAIL, each with its remedy."),
+    "lab": ("kvmpool.cli.lab", "A real pool on this machine alone, without a GPU."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvmpool")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="kvmpoold's socket [default: /run/kvmpool/kvmpoold.sock]."
+)
+def cli(socket: Path | None) -> None:
+    """One pool for all GPUs of all KVM hosts."""
+    if socket is not None:
+        os.environ["KVMPOOL_SOCKET"] = str(socket)
+
+
+def exit_code(error: KvmpoolError) -> int:
+    """What a script sees; the same numbers in every command."""
+    for cls, code in ((NotFound, 3), (Refused, 4), (DeadlinePassed, 7), (Unreachable, 6)):
+        if isinstance(error, cls):
+            return code
+    return 1
+
+
+def main(args: list[str] | None = None, **extra: Any) -> None:
+    """Run the command line and exit. The entry point of the `kvmpool` script."""
+    try:
+        cli.main(args=args, prog_name="kvmpool", **extra)
+    except KvmpoolError as error:
+        click.echo(f"kvmpool: {error}", err=True)
+        sys.exit(exit_code(error))
+    except BrokenPipeError:
+        # `kvmpool events | head`: the reader has left, nothing is wrong. Keep Python's exit from flushing into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
