@@ -1,0 +1,351 @@
+"""The truth of a simulated pool: hosts, domains, cards, workers and relays as they really are, and the ports onto them.
+
+The ports (Clock, Hypervisor, Cards, HealthSource, Workers, Relays) are what the real loops see; the fields of SimHost
+and SimCard are what a test knows. Nothing here decides or reads the store. Times are virtual seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvmpool.core.model import (
+    Binding,
+    BootId,
+    CardId,
+    CardSeen,
+    ClaimKey,
+    ClaimSpec,
+    DomainSeen,
+    DomainUuid,
+    Generation,
+    HealthSignal,
+    HostName,
+    ProbeSignal,
+    RelaySeen,
+    WorkerSeen,
+)
+from kvmpool.errors import CardLost, DeadlinePassed, Unreachable
+
+
+class Condition(Enum):
+    """What a card really is; nobody but the test may read it."""
+
+    FINE = "fine"
+    LOST = "lost"  # on the bus, reads all ones
+    GONE = "gone"  # off the bus
+    HUNG = "hung"  # answers nothing; its workers cannot be killed
+    MUTE = "mute"  # the driver cannot tell: version mismatch, NVML unreadable
+
+
+@dataclass(slots=True)
+class SimCard:
+    """A card of a host and its real condition."""
+
+    id: CardId
+    address: str
+    memory_mib: int = 16384
+    model: str = "Soft GPU"
+    condition: Condition = Condition.FINE
+
+
+@dataclass(slots=True)
+class SimDomain:
+    """A libvirt domain: defined, and running or not."""
+
+    uuid: DomainUuid
+    name: str
+    claims: tuple[ClaimSpec, ...]
+    running: bool = False
+
+
+@dataclass(slots=True)
+class SimWorker:
+    """A worker process. `generation` is the one it really serves."""
+
+    binding: Binding
+    pid: int
+    relay: bool = False
+    had_relay: bool = False
+
+    @property
+    def address(self) -> str:
+        return f"unix:/sim/{self.binding.claim.domain}/{self.binding.claim.name}#{self.binding.generation}"
+
+
+@dataclass(slots=True)
+class SimRelay:
+    """A relay process and where each of its claims points."""
+
+    endpoint: str
+    pid: int
+    points: dict[str, tuple[Generation, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SimHost:
+    """One machine: what runs on it, and which of its parts answer."""
+
+    name: HostName
+    boot: int = 1
+    libvirt_up: bool = True
+    cards: dict[CardId, SimCard] = field(default_factory=dict)
+    domains: dict[DomainUuid, SimDomain] = field(default_factory=dict)
+    workers: dict[tuple[ClaimKey, Generation], SimWorker] = field(default_factory=dict)
+    relays: dict[DomainUuid, SimRelay] = field(default_factory=dict)
+    signals: asyncio.Queue[HealthSignal] = field(default_factory=asyncio.Queue)
+
+    @property
+    def boot_id(self) -> BootId:
+        return BootId(f"{self.name}-boot-{self.boot}")
+
+
+class World:
+    """All hosts and one virtual clock. `note` is called with a line for each real effect (for scenario logs)."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.hosts: dict[HostName, SimHost] = {}
+        self.note: Callable[[str], None] = lambda line: None
+        self._pid = 100
+        self._alarms: list[tuple[float, asyncio.Event]] = []
+
+    def advance(self, seconds: float) -> None:
+        """Let virtual time pass; whoever sleeps until then wakes at the next turn of the event loop."""
+        self.now += seconds
+        for _, event in (a for a in self._alarms if a[0] <= self.now):
+            event.set()
+        self._alarms = [a for a in self._alarms if a[0] > self.now]
+
+    def at(self, when: float) -> asyncio.Event:
+        """An event that is set once virtual time reaches `when`."""
+        event = asyncio.Event()
+        if when <= self.now:
+            event.set()
+        else:
+            self._alarms.append((when, event))
+        return event
+
+    def add_host(self, name: str, cards: int, memory_mib: int = 16384) -> SimHost:
+        """A host with `cards` equal cards at 0000:41:00.0, 0000:42:00.0, ..."""
+        host = SimHost(HostName(name))
+        index = len(self.hosts)
+        for n in range(cards):
+            card = CardId(f"GPU-{index:08x}-0000-4000-8000-{n:012x}")
+            host.cards[card] = SimCard(card, f"0000:{0x41 + n:02x}:00.0", memory_mib)
+        self.hosts[host.name] = host
+        return host
+
+    def next_pid(self) -> int:
+        self._pid += 1
+        return self._pid
+
+    def end_worker(self, host: SimHost, key: tuple[ClaimKey, Generation]) -> None:
+        """A worker process is gone: so is whatever it held."""
+        host.workers.pop(key, None)
+
+    def end_relay(self, host: SimHost, domain: DomainUuid) -> None:
+        """A relay process is gone; a worker ends with its relay's connection (01 §1.4, 3)."""
+        relay = host.relays.pop(domain, None)
+        if relay is None:
+            return
+        for claim, (generation, _) in relay.points.items():
+            self._drop(ClaimKey(domain, claim), generation)
+
+    def point(self, host: SimHost, domain: DomainUuid, claim: str, target: tuple[Generation, str] | None) -> None:
+        """Move one claim of a relay; the worker it leaves ends, the one it reaches is connected."""
+        relay = host.relays[domain]
+        old = relay.points.pop(claim, None)
+        key = ClaimKey(domain, claim)
+        if old is not None and (target is None or old[0] != target[0]):
+            self._drop(key, old[0])
+        if target is None:
+            return
+        for other in self.hosts.values():
+            worker = other.workers.get((key, target[0]))
+            if worker is not None and worker.address == target[1]:
+                worker.relay = worker.had_relay = True
+                relay.points[claim] = target
+                return
+        raise Unreachable(f"no worker listens at {target[1]}")
+
+    def _drop(self, key: ClaimKey, generation: Generation) -> None:
+        for host in self.hosts.values():
+            worker = host.workers.get((key, generation))
+            if worker is not None:
+                worker.relay = False
+                if host.cards[worker.binding.card].condition is not Condition.HUNG:
+                    host.workers.pop((key, generation))
+
+
+class SimClock:
+    """ports.Clock over the world's virtual time."""
+
+    def __init__(self, world: World, host: SimHost) -> None:
+        self._world, self._host = world, host
+
+    def now(self) -> float:
+        return self._world.now
+
+    def wall(self) -> float:
+        return self._world.now
+
+    def boot_id(self) -> BootId:
+        return self._host.boot_id
+
+    async def sleep(self, delay_s: float) -> None:
+        await self._world.at(self._world.now + delay_s).wait()
+
+
+class SimHypervisor:
+    """ports.Hypervisor over a host's domains."""
+
+    def __init__(self, host: SimHost) -> None:
+        self._host = host
+
+    async def domains(self) -> tuple[DomainSeen, ...]:
+        if not self._host.libvirt_up:
+            raise Unreachable(f"libvirtd on {self._host.name} does not answer")
+        seen = [
+            DomainSeen(d.uuid, d.name, d.running, d.claims, state="running" if d.running else "shut off")
+            for d in self._host.domains.values()
+        ]
+        return tuple(sorted(seen, key=lambda d: d.name))
+
+    async def wakeups(self) -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield ""
+
+    async def close(self) -> None:
+        return None
+
+
+class SimCards:
+    """ports.Cards over a host's cards."""
+
+    def __init__(self, world: World, host: SimHost) -> None:
+        self._world, self._host = world, host
+
+    async def inventory(self) -> tuple[CardSeen, ...]:
+        seen = [
+            CardSeen(
+                card.id,
+                card.address,
+                card.model,
+                card.memory_mib,
+                driver="sim",
+                compute_capability="9.0",
+                fault=_FAULTS.get(card.condition, ""),
+            )
+            for card in self._host.cards.values()
+            if card.condition is not Condition.GONE
+        ]
+        return tuple(sorted(seen, key=lambda c: c.address))
+
+    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal:
+        condition = self._host.cards[card].condition if card in self._host.cards else Condition.GONE
+        lost = condition in (Condition.LOST, Condition.GONE)
+        hung = condition in (Condition.HUNG, Condition.MUTE)
+        return ProbeSignal(card, self._world.now, condition is Condition.FINE, lost, hung, text=condition.value)
+
+    async def close(self) -> None:
+        return None
+
+
+_FAULTS = {
+    Condition.LOST: "GPU is lost",
+    Condition.MUTE: "Driver/library version mismatch",
+}
+
+
+class SimHealthSource:
+    """ports.HealthSource: what the test puts into the host's queue."""
+
+    def __init__(self, host: SimHost) -> None:
+        self._host = host
+
+    async def signals(self) -> AsyncIterator[HealthSignal]:
+        while True:
+            yield await self._host.signals.get()
+
+    async def close(self) -> None:
+        return None
+
+
+class SimWorkers:
+    """ports.Workers over a host's worker processes."""
+
+    def __init__(self, world: World, host: SimHost) -> None:
+        self._world, self._host = world, host
+
+    async def list(self) -> tuple[WorkerSeen, ...]:
+        return tuple(self._seen(w) for _, w in sorted(self._host.workers.items()))
+
+    async def start(self, binding: Binding) -> WorkerSeen:
+        key = (binding.claim, binding.generation)
+        if key not in self._host.workers:
+            card = self._host.cards.get(binding.card)
+            if card is None or card.condition is not Condition.FINE:
+                why = card.condition.value if card else "not here"
+                raise CardLost(f"{self._host.name}: worker for {binding.label} cannot open its card: {why}")
+            self._host.workers[key] = SimWorker(binding, self._world.next_pid())
+            self._world.note(f"{self._host.name}: worker {binding.label} runs on {card.address}")
+        return self._seen(self._host.workers[key])
+
+    async def stop(self, claim: ClaimKey, generation: Generation, pid: int) -> None:
+        worker = self._host.workers.get((claim, generation))
+        if worker is None or worker.pid != pid:
+            return
+        if self._host.cards[worker.binding.card].condition is Condition.HUNG:
+            raise DeadlinePassed(f"worker {worker.binding.label} (pid {pid}) does not end: its card hangs")
+        self._world.end_worker(self._host, (claim, generation))
+        self._world.note(f"{self._host.name}: worker {worker.binding.label} ended")
+
+    def _seen(self, worker: SimWorker) -> WorkerSeen:
+        b = worker.binding
+        hung = self._host.cards[b.card].condition is Condition.HUNG
+        return WorkerSeen(
+            b.claim,
+            b.generation,
+            worker.address,
+            worker.pid,
+            relay_connected=worker.relay,
+            card=b.card,
+            serving=not hung,
+        )
+
+
+class SimRelays:
+    """ports.Relays over a host's relay processes."""
+
+    def __init__(self, world: World, host: SimHost) -> None:
+        self._world, self._host = world, host
+
+    async def list(self) -> tuple[RelaySeen, ...]:
+        return tuple(
+            RelaySeen(uuid, r.endpoint, r.pid, {claim: g for claim, (g, _) in r.points.items()})
+            for uuid, r in sorted(self._host.relays.items())
+        )
+
+    async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
+        if domain not in self._host.relays:
+            pid = self._world.next_pid()
+            self._host.relays[domain] = SimRelay(endpoint or f"tcp:10.77.0.1:{20000 + pid}", pid)
+            self._world.note(f"{self._host.name}: relay of {domain_name} listens")
+        relay = self._host.relays[domain]
+        return RelaySeen(domain, relay.endpoint, relay.pid, {c: g for c, (g, _) in relay.points.items()})
+
+    async def point(self, domain: DomainUuid, claim: str, generation: Generation, worker: str, memory_mib: int) -> None:
+        if domain not in self._host.relays:
+            raise Unreachable(f"domain {domain} has no relay on {self._host.name}")
+        self._world.point(self._host, domain, claim, (generation, worker))
+        self._world.note(f"{self._host.name}: relay points {claim} at #{generation}")
+
+    async def unpoint(self, domain: DomainUuid, claim: str, reason: str) -> None:
+        if domain in self._host.relays:
+            self._world.point(self._host, domain, claim, None)
+
+    async def close(self, domain: DomainUuid) -> None:
+        self._world.end_relay(self._host, domain)
