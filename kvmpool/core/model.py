@@ -27,7 +27,7 @@ class Mode(Enum):
 
 
 class Verdict(Enum):
-    """What is known of a card's health (design 05 §5.3). Only HEALTHY (and, for preemptible claims, PROBATION) takes bindings."""
+    """What is known of a card's health (design 05 §5.3). HEALTHY takes bindings, PROBATION preemptible ones."""
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
@@ -43,7 +43,10 @@ class Verdict(Enum):
 
 
 class Phase(Enum):
-    """Of a binding. PREPARING -> READY -> RELEASING -> (row deleted); BROKEN: its worker is gone; LOST: its host is, without proof."""
+    """Of a binding. PREPARING -> READY -> RELEASING -> (row deleted).
+
+    BROKEN: its worker is gone or cannot start. LOST: its host is gone, without proof.
+    """
 
     PREPARING = "preparing"
     READY = "ready"
@@ -224,7 +227,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """"This claim is served by this card", the Nth time. Prints as `vm0/gpu0#2`."""
+    """ "This claim is served by this card", the Nth time. Prints as `vm0/gpu0#2`."""
 
     claim: ClaimKey
     generation: Generation
@@ -248,9 +251,12 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The failover breaker's memory (core/breaker.py). `open_reason` non-empty: the loop only waits until a person closes it."""
+    """The failover breaker's memory (core/breaker.py). Times: boottime of the leader.
 
-    failovers: tuple[tuple[float, CardId], ...] = ()  # (boottime, card) of automatic failovers on soft evidence in the window
+    `open_reason` non-empty: there is no automatic failover on soft evidence until a person closes it.
+    """
+
+    failovers: tuple[tuple[float, CardId], ...] = ()  # (boottime, card) on soft evidence, in the window
     open_reason: str = ""
     opened_at: float = 0.0
     broken: tuple[tuple[float, str], ...] = ()  # (boottime, claim label) of rebinds after a worker broke, in the window
@@ -273,7 +279,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The state read from the store at one revision. Maps are insertion-ordered by key; `revisions` is key text -> mod_rev for guards."""
+    """The state read from the store at one revision. Maps are insertion-ordered by key.
+
+    `revisions` is key text -> mod_rev, for guards.
+    """
 
     revision: int
     hosts: dict[HostName, Host] = field(default_factory=dict)
@@ -304,7 +313,7 @@ class DomainSeen:
 
 @dataclass(frozen=True, slots=True)
 class CardSeen:
-    """A card at one look at NVML and sysfs. What could not be read is in `fault` (then nothing else may be believed)."""
+    """A card at one look at NVML and sysfs. `fault` says what could not be read; then nothing else may be believed."""
 
     id: CardId
     address: str
@@ -439,7 +448,7 @@ class TripBreaker:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be done for this claim now; `reason` is what the user sees, `cards` each card's first failing predicate."""
+    """Nothing can be done for this claim now. `reason`: for the user; `cards`: each one's first failing predicate."""
 
     claim: ClaimKey
     label: str

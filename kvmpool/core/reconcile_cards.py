@@ -1,0 +1,143 @@
+"""Decides what the host of the cards does: its binding rows and what runs, in; steps out. Run on every host with cards.
+
+    row PREPARING, no serving worker   start it; after several failures report the binding broken
+    row PREPARING, worker serving      report ready
+    row READY, no worker               report broken
+    row RELEASING or LOST, worker      stop it
+    row RELEASING or LOST, no worker   forget the row: this look is the proof that its memory is free
+    worker without a row               stop it: its row went, or is of another generation
+    a card's news                      publish it, before anything else: the leader waits for it
+
+A worker without a row is stopped also after the store was lost with everything in it: a row is the only right to hold
+memory, and generations would be given out twice. A worker whose row is there but cannot be read is left alone.
+A reboot needs no rule of its own: no worker of another boot is seen, so READY breaks and RELEASING is forgotten.
+This module does not know how a worker is started nor how a card is probed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from kvmpool.core.health import OUT_OF_SERVICE, is_news
+from kvmpool.core.model import (
+    Binding,
+    Card,
+    CardId,
+    CardSeen,
+    CardStep,
+    ClaimKey,
+    Forget,
+    Generation,
+    Health,
+    HostName,
+    Mode,
+    Phase,
+    PublishCard,
+    ReportBroken,
+    ReportReady,
+    StartWorker,
+    StopWorker,
+    WorkerSeen,
+)
+
+WorkerKey = tuple[ClaimKey, Generation]
+
+
+@dataclass(frozen=True, slots=True)
+class CardsView:
+    """One look of a host at its cards' share of the pool. `workers` were listed after the rows were read."""
+
+    host: HostName
+    bindings: tuple[Binding, ...] = ()  # rows with card_host == host
+    workers: tuple[WorkerSeen, ...] = ()
+    cards: tuple[CardSeen, ...] | None = None  # None: the inventory cannot be read; then no card is gone or new
+    health: Mapping[CardId, Health] = field(default_factory=dict)
+    published: Mapping[CardId, Card] = field(default_factory=dict)  # this host's card rows
+    unreadable: frozenset[WorkerKey] = frozenset()  # binding rows that the codec refused
+    start_failures: Mapping[WorkerKey, tuple[int, str]] = field(default_factory=dict)  # (times in a row, last reason)
+    start_limit: int = 3
+
+
+def reconcile_cards(view: CardsView) -> tuple[CardStep, ...]:
+    """The host's steps, in an order of which every prefix is safe: cards, then bindings and orphans by key."""
+    return (*_cards(view), *_bindings(view), *_orphans(view))
+
+
+def _cards(view: CardsView) -> Iterator[PublishCard]:
+    seen = {card.id: card for card in view.cards or ()}
+    for card_id in sorted(seen.keys() | view.published.keys()):
+        old = view.published.get(card_id)
+        new = _card(view, card_id, seen.get(card_id), old)
+        if new is None or new == old:
+            continue
+        if old is None:
+            yield PublishCard(new, f"found: {new.model}, {new.memory_mib} MiB; {_health_words(new.health)}")
+        elif new.health.verdict is not old.health.verdict:
+            yield PublishCard(new, _health_words(new.health))
+        elif is_news(old.health, new.health) or replace(new, health=old.health) != old:
+            yield PublishCard(new, "")
+
+
+def _card(view: CardsView, card_id: CardId, seen: CardSeen | None, old: Card | None) -> Card | None:
+    """The row as it should be. A card with a fault is believed in nothing but its identity: the old facts stay."""
+    health = view.health.get(card_id, old.health if old else Health())
+    if seen is None or seen.fault or not seen.present:
+        if old is None:
+            return None  # never seen well: nothing is known that could be published
+        return replace(old, health=health)
+    return Card(
+        id=seen.id,
+        host=view.host,
+        address=seen.address,
+        model=seen.model,
+        memory_mib=seen.memory_mib,
+        mode=old.mode if old else Mode.VGPU,
+        driver=seen.driver,
+        compute_capability=seen.compute_capability,
+        numa_node=seen.numa_node,
+        health=health,
+    )
+
+
+def _health_words(health: Health) -> str:
+    return f"{health.verdict.value}: {health.reason}" if health.reason else health.verdict.value
+
+
+def _bindings(view: CardsView) -> Iterator[CardStep]:
+    workers = {(worker.claim, worker.generation): worker for worker in view.workers}
+    for binding in sorted(view.bindings, key=lambda binding: (binding.claim, binding.generation)):
+        worker = workers.get((binding.claim, binding.generation))
+        match binding.phase:
+            case Phase.PREPARING:
+                yield from _preparing(view, binding, worker)
+            case Phase.READY if worker is None:
+                yield ReportBroken(binding, "its worker has ended")
+            case Phase.RELEASING | Phase.LOST if worker is None:
+                yield Forget(
+                    binding, f"its worker is gone ({binding.reason})" if binding.reason else "its worker is gone"
+                )
+            case Phase.RELEASING | Phase.LOST if worker is not None:
+                yield StopWorker(binding.claim, binding.generation, worker.pid, binding.reason or "released")
+            case _:
+                pass
+
+
+def _preparing(view: CardsView, binding: Binding, worker: WorkerSeen | None) -> Iterator[CardStep]:
+    if worker is not None and worker.serving:
+        yield ReportReady(binding, worker.address)
+        return
+    times, reason = view.start_failures.get((binding.claim, binding.generation), (0, ""))
+    if times >= view.start_limit:
+        yield ReportBroken(binding, f"its worker could not be started ({times} tries): {reason}")
+        return
+    health = view.health.get(binding.card)
+    if health is None or health.verdict not in OUT_OF_SERVICE:  # else the leader moves it as soon as it reads the card
+        yield StartWorker(binding)
+
+
+def _orphans(view: CardsView) -> Iterator[StopWorker]:
+    rows = {(binding.claim, binding.generation) for binding in view.bindings} | view.unreadable
+    for worker in sorted(view.workers, key=lambda worker: (worker.claim, worker.generation)):
+        if (worker.claim, worker.generation) not in rows:
+            yield StopWorker(worker.claim, worker.generation, worker.pid, "no binding row names it")

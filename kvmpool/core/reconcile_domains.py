@@ -1,0 +1,147 @@
+"""Decides what the host of the domains does: its claims, its domains and relays, in; steps out. Run on every host.
+
+    attempt open                 the domain counts as starting, until the deadline
+    domain seen running          the attempt is marked started
+    domain absent                claims and attempt are withdrawn: once it was started, or once the deadline has passed
+    claim rows                   their domain has a relay, at the endpoint it always had
+    binding READY                the relay points at its worker; then the claim row says so
+    no binding READY             the relay points nowhere: its old sessions end now, not when a hung card lets go
+    relay without claim rows     closed
+
+Absence is concluded only from a list of domains: none (`domains` None) concludes nothing, and a list asked for before
+an attempt's deadline cannot say that the domain missed it.
+A running domain whose metadata holds claims but which has no rows (the claim was added while it ran, or the store was
+lost) gets nothing: its QEMU was started without endpoint and token, so a binding would hold memory that nobody reaches.
+It is served from its next start.
+This module does not know about libvirt, hooks or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kvmpool.core.model import (
+    Attempt,
+    Binding,
+    BootId,
+    Claim,
+    CloseRelay,
+    DomainSeen,
+    DomainStep,
+    DomainUuid,
+    MarkStarted,
+    Mode,
+    OpenRelay,
+    Phase,
+    PointRelay,
+    RecordPointed,
+    RelaySeen,
+    UnpointRelay,
+    Withdraw,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainsView:
+    """One look of a host at its domains' share of the pool. Rows: those whose `host` (`domain_host`) is this one."""
+
+    boot_id: BootId
+    claims: tuple[Claim, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    domains: tuple[DomainSeen, ...] | None = None  # None: the hypervisor does not answer
+    domains_at: float = 0.0  # boottime when the list of domains was asked for
+    relays: tuple[RelaySeen, ...] = ()
+
+
+def reconcile_domains(view: DomainsView) -> tuple[DomainStep, ...]:
+    """The host's steps, domain by domain in the order of uuids; every prefix is safe."""
+    attempts = {attempt.domain: attempt for attempt in view.attempts}
+    relays = {relay.domain: relay for relay in view.relays}
+    claims: dict[DomainUuid, list[Claim]] = {}
+    for claim in sorted(view.claims, key=lambda claim: claim.key):
+        claims.setdefault(claim.key.domain, []).append(claim)
+    steps: list[DomainStep] = []
+    for domain in sorted(attempts.keys() | claims.keys() | relays.keys()):
+        steps += _domain(view, domain, claims.get(domain, []), attempts.get(domain), relays.get(domain))
+    return tuple(steps)
+
+
+def next_deadline(view: DomainsView) -> float | None:
+    """The boottime of the next attempt's deadline: a look after it may withdraw."""
+    return min((attempt.deadline for attempt in view.attempts if not attempt.started), default=None)
+
+
+def _domain(
+    view: DomainsView, domain: DomainUuid, claims: list[Claim], attempt: Attempt | None, relay: RelaySeen | None
+) -> Iterator[DomainStep]:
+    seen = next((seen for seen in view.domains or () if seen.uuid == domain), None)
+    running = seen is not None and seen.running
+    if running and attempt is not None and not attempt.started:
+        yield MarkStarted(attempt)
+    reason = "" if running else _withdrawn(view, bool(claims), attempt)
+    if reason:
+        name = attempt.domain_name if attempt is not None else claims[0].domain_name
+        yield Withdraw(domain, name, tuple(claim.key for claim in claims), reason)
+        if relay is not None:
+            yield CloseRelay(domain, reason)
+        return
+    served = [claim for claim in claims if claim.spec.mode is Mode.VGPU]
+    if served:
+        yield from _relay(view, domain, served, relay)
+    elif relay is not None:
+        yield CloseRelay(domain, "no claim of its domain is left")
+
+
+def _withdrawn(view: DomainsView, has_claims: bool, attempt: Attempt | None) -> str:
+    """Why the rows of a domain that is not seen running have to go; "" to keep them."""
+    if attempt is not None and attempt.boot_id != view.boot_id:
+        return "the host has rebooted"
+    if view.domains is None:
+        return ""
+    if attempt is None:
+        return "its domain is not running" if has_claims else ""
+    if attempt.started:
+        return "its domain has stopped"
+    if view.domains_at > attempt.deadline:
+        return "its domain did not start in time"
+    return ""
+
+
+def _relay(view: DomainsView, domain: DomainUuid, claims: list[Claim], relay: RelaySeen | None) -> Iterator[DomainStep]:
+    if relay is None:
+        names = tuple(claim.key.name for claim in claims)
+        endpoint = next((claim.endpoint for claim in claims if claim.endpoint), "")
+        yield OpenRelay(domain, claims[0].domain_name, names, endpoint)
+        return
+    for claim in claims:
+        yield from _point(view, claim, relay)
+    for name in sorted(relay.points.keys() - {claim.key.name for claim in claims}):
+        yield UnpointRelay(domain, name, "its claim is withdrawn")
+
+
+def _point(view: DomainsView, claim: Claim, relay: RelaySeen) -> Iterator[DomainStep]:
+    mine = [binding for binding in view.bindings if binding.claim == claim.key]
+    ready = _newest(binding for binding in mine if binding.phase is Phase.READY)
+    points = relay.points.get(claim.key.name)
+    if ready is not None:
+        if points != ready.generation:
+            yield PointRelay(claim.key.domain, claim.key.name, ready.generation, ready.worker, ready.memory_mib)
+        points = ready.generation
+    elif points is not None:
+        yield UnpointRelay(claim.key.domain, claim.key.name, _why_unserved(mine))
+        points = None
+    if (claim.pointed, claim.endpoint) != (points, relay.endpoint):
+        yield RecordPointed(claim.key, points, relay.endpoint)
+
+
+def _why_unserved(bindings: list[Binding]) -> str:
+    last = _newest(bindings)
+    if last is None:
+        return "the claim has no binding"
+    return f"{last.label} is {last.phase.value}" + (f": {last.reason}" if last.reason else "")
+
+
+def _newest(bindings: Iterable[Binding]) -> Binding | None:
+    return max(bindings, key=lambda binding: binding.generation, default=None)
