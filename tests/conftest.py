@@ -1,4 +1,4 @@
-"""What every test may use, and what continuous integration insists on: there, nothing may be skipped for a missing part."""
+"""What every test may use, and what CI insists on: there, nothing may be skipped for a missing part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 CI = os.environ.get("CI") == "true"
 
 
-@pytest.fixture()
+@pytest.fixture
 def short_dir() -> Iterator[Path]:
     """A folder with a short path: unix socket addresses end at 107 bytes."""
     path = Path(tempfile.mkdtemp(prefix="kp-"))

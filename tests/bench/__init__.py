@@ -1,1 +1,1 @@
-"""Figures we hold ourselves to, as ratios taken in one run (`make bench`). Not collected by pytest: machines are noisy."""
+"""Figures we hold ourselves to, as ratios taken in one run (`make bench`); not tests, since machines are noisy."""
