@@ -18,6 +18,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from kvmpool.errors import DeadlinePassed, Unreachable
+from kvmpool.lab import process
 
 CLAIMS_URI = "urn:kvmpool:domain:1"
 # For uuid5: the same name has the same uuid in every lab.
@@ -120,6 +121,15 @@ def _firmware_config(spec: GuestSpec) -> str:
     names = ("endpoint", "token")
     entries = [f"<entry name='opt/org.kvmpool/{name}' file={quoteattr(f'{folder}/{name}')}/>" for name in names]
     return f"<sysinfo type='fwcfg'>{''.join(entries)}</sysinfo>"
+
+
+def wait_for(console: Path, marker: bytes, timeout_s: float) -> None:
+    """Return when the guest has printed `marker`. Raises DeadlinePassed with the console's last line."""
+    if process.holds_within(lambda: console.exists() and marker in console.read_bytes(), timeout_s, 0.05):
+        return
+    lines = console.read_text(errors="replace").splitlines() if console.exists() else []
+    said = lines[-1].strip() if lines else "nothing"
+    raise DeadlinePassed(f"{console.stem}: no {marker.decode()} after {timeout_s:g} s, it printed last: {said}")
 
 
 # --- a program in the guest -------------------------------------------------------------------------------------------

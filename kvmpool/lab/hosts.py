@@ -99,7 +99,7 @@ class Host:
         self.outside(f"/run/{name}.pid").unlink(missing_ok=True)
         process.run(self.command(words, environment), timeout_s=10)
         if not process.holds_within(lambda: self.daemon_pid(name) is not None, 5.0):
-            raise self._silent(name, "did not start")
+            raise self.silent(name, "did not start")
 
     def daemon_pid(self, name: str) -> int | None:
         """The pid, inside, of a daemon that was started and is alive."""
@@ -133,9 +133,10 @@ class Host:
             return socket.exists() and self.run("virsh", "-q", "uri", check=False).returncode == 0
 
         if not process.holds_within(answers, _LIBVIRTD_S, 0.05):
-            raise self._silent("libvirtd", "does not answer")
+            raise self.silent("libvirtd", "does not answer")
 
-    def _silent(self, daemon: str, what: str) -> Unreachable:
+    def silent(self, daemon: str, what: str) -> Unreachable:
+        """The error to raise about a daemon, with the last line of its log."""
         return Unreachable(f"host {self.spec.name}: {daemon} {what}: {_last_line(self.outside(f'/run/{daemon}.log'))}")
 
     def keep_capabilities(self) -> None:
@@ -144,9 +145,14 @@ class Host:
         if learnt.is_dir():
             shutil.copytree(learnt, cache_folder() / "capabilities", dirs_exist_ok=True)
 
-    def end(self) -> None:
-        """Kill everything in it and return when all of it is gone."""
-        process.end(self.keeper)
+
+def end(keeper: ProcessId) -> None:
+    """End a host: everything in it is gone when this returns. Idempotent."""
+    inside = [process.identify(pid) for pid in process.children(keeper)]
+    process.end(keeper)
+    for pid1 in inside:
+        if pid1 is not None:
+            process.end(pid1)  # gone already, unless the keeper itself had to be killed
 
 
 def boot(spec: HostSpec, folder: Path, record: Callable[[ProcessId], None], environment: Mapping[str, str]) -> Host:

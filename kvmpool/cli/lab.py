@@ -1,0 +1,168 @@
+"""`kvmpool lab`: a real pool on this machine alone, without a GPU: namespaces, libvirtd, soft cards, QEMU guests.
+
+Needs root. Nothing of it touches the machine's own libvirt, network or files.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kvmpool.cli.output import output_option, paint, print_fields, print_value
+from kvmpool.errors import Denied
+from kvmpool.lab import guests
+from kvmpool.lab.folder import Folder, default_folder
+from kvmpool.lab.pool import SOCKET, Lab, Status
+from kvmpool.lab.story import tell
+from kvmpool.softgpu.faults import FORMS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _folder_option(function: F) -> F:
+    return click.option(
+        "--dir",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=lambda: default_folder("lab"),
+        show_default="/run/kvmpool-lab/lab",
+        help="The lab's folder; another folder is another lab.",
+    )(function)
+
+
+def _lab(folder: Path) -> Lab:
+    if os.geteuid() != 0:
+        raise Denied("the lab needs root, for namespaces and libvirtd. Next: sudo kvmpool lab ...")
+    return Lab(Folder(folder.absolute()))
+
+
+@click.group()
+def lab() -> None:
+    """A real pool on this machine alone, without a GPU."""
+
+
+@lab.command()
+@_folder_option
+def up(folder: Path) -> None:
+    """Start the lab: a host with libvirtd and kvmpoold, and two soft cards."""
+    chosen = _lab(folder)
+    host = chosen.up(click.echo)
+    click.echo(f"Next: kvmpool lab guest vm0, then kvmpool lab exec -- virsh start vm0. API: {host.outside(SOCKET)}")
+
+
+@lab.command()
+@_folder_option
+def down(folder: Path) -> None:
+    """Remove everything of the lab, whatever state it is in."""
+    click.echo("the lab is gone" if _lab(folder).down() else f"no lab in {folder}")
+
+
+@lab.command()
+@_folder_option
+@output_option
+def status(folder: Path, output: str) -> None:
+    """The lab's host, daemons, cards and domains. The pool itself: kvmpool lab exec -- kvmpool status."""
+    body = _status_body(_lab(folder).status())
+    if output != "table":
+        print_value(body, output, lambda b: [b["folder"]])
+        return
+    fields = [("Folder", body["folder"]), ("Host", body["host"])]
+    fields += [(name, paint(state)) for name, state in body["daemons"].items()]
+    fields += [(f"Card {card['index']}", _card_line(card)) for card in body["cards"]]
+    fields += list(body["domains"].items())
+    print_fields(fields)
+
+
+def _status_body(seen: Status) -> dict[str, Any]:
+    return {
+        "folder": str(seen.folder),
+        "host": "up" if seen.host_alive else "down",
+        "daemons": {name: "running" if alive else "down" for name, alive in seen.daemons.items()},
+        "cards": [
+            {
+                "index": card.spec.index,
+                "address": card.spec.pci_address,
+                "faults": [name for name in ("lost", "ecc", "hang", "slow") if getattr(card, name)],
+                "processes": len(card.processes),
+                "memory_used_mib": card.used_bytes >> 20,
+            }
+            for card in seen.cards
+        ],
+        "domains": dict(seen.domains),
+    }
+
+
+def _card_line(card: dict[str, Any]) -> str:
+    faults = ", ".join(card["faults"]) or "no fault"
+    return f"{card['address']}, {faults}, {card['processes']} processes, {card['memory_used_mib']} MiB used"
+
+
+@lab.command()
+@_folder_option
+@click.argument("card")
+@click.argument("words", nargs=-1, required=True, metavar="FAULT")
+def fault(folder: Path, card: str, words: tuple[str, ...]) -> None:
+    """Let a fault happen to a soft CARD (its index, uuid or PCI address): xid N, lost, ecc, hang, slow, heal."""
+    _lab(folder).fault(card, " ".join(words))
+    click.echo(f"card {card}: {' '.join(words)}")
+
+
+fault.help = f"{fault.help}\n\nFAULT: {FORMS}"
+
+
+@lab.command()
+@_folder_option
+@click.argument("name")
+@click.option("--memory", default=1024, show_default=True, help="MiB of GPU memory that it claims; 0: no claim.")
+@click.option("--number", default=1, show_default=True, type=click.IntRange(1, 99), help="Address: 10.77.0.100+N.")
+@click.option("--start", "starts", is_flag=True, help="Start it and wait until it has booted.")
+def guest(folder: Path, name: str, memory: int, number: int, starts: bool) -> None:
+    """Define a Linux guest with the example programs, and with a vGPU claim."""
+    chosen = _lab(folder)
+    host = chosen.host()
+    claims = (f'name="gpu0" mode="vgpu" memory="{memory}"',) if memory else ()
+    spec = guests.GuestSpec(name, number, claims)
+    chosen.define(host, spec)
+    if starts:
+        host.virsh("start", name)
+        chosen.wait_for_guest(host, spec)
+    click.echo(f"{name} {'is running' if starts else 'defined'}. Next: kvmpool lab run {name} -- deviceQuery")
+
+
+@lab.command(context_settings={"ignore_unknown_options": True})
+@_folder_option
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait for its end.")
+@click.argument("name")
+@click.argument("words", nargs=-1, required=True, metavar="PROGRAM [ARGUMENT]...")
+def run(folder: Path, timeout_s: float, name: str, words: tuple[str, ...]) -> None:
+    """Run a program in the guest NAME: deviceQuery, vectorAdd, matrixMul, loop, or anything of busybox."""
+    ran = _lab(folder).run(name, guests.command(words), timeout_s)
+    click.echo(ran.output, nl=False)
+    sys.exit(ran.code)
+
+
+@lab.command("exec", context_settings={"ignore_unknown_options": True})
+@_folder_option
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARGUMENT]...")
+def exec_(folder: Path, words: tuple[str, ...]) -> None:
+    """Run a command inside the lab's host, e.g. `kvmpool lab exec -- virsh list`, or `bash`."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # so that `kvmpool` is found in it
+    command = _lab(folder).host().command(words, {"TERM": os.environ.get("TERM", "dumb"), "PATH": path})
+    sys.stdout.flush()
+    os.execvp(command[0], command)
+
+
+@lab.command()
+@click.option("--keep", is_flag=True, help="Leave the lab running afterwards.")
+@_folder_option
+def demo(folder: Path, keep: bool) -> None:
+    """The story: a guest gets a vGPU, its card dies, the guest keeps its endpoint and computes on."""
+    tell(_lab(folder), click.echo, keep=keep)
+    if keep:
+        click.echo(f"Next: kvmpool lab status --dir {shlex.quote(str(folder))}")
