@@ -22,6 +22,7 @@ from kvmpool.core.model import (
     HealthSignal,
     ProbeSignal,
     RelaySeen,
+    UnknownSignal,
     WorkerSeen,
 )
 
@@ -166,8 +167,11 @@ class Cards(Protocol):
     async def inventory(self) -> tuple[CardSeen, ...]:
         """All cards, sorted by address. Raises Unreachable when NVML and sysfs both tell nothing."""
 
-    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal:
-        """Ask the card something that a sick one fails. Never raises for a sick card: it says so."""
+    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal | UnknownSignal:
+        """Ask the card something that a sick one fails. Never raises for a sick card: it says so.
+
+        UnknownSignal where nothing can be said of it (no driver, another version of it): then it is not a sick card.
+        """
 
     async def close(self) -> None: ...
 
