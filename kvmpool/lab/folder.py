@@ -58,12 +58,26 @@ class Folder:
     def name(self) -> str:
         return self.path.name
 
-    def create(self) -> None:
-        """Make it with an empty state. Raises Refused where it holds something that is not a lab's."""
+    @contextmanager
+    def created(self) -> Iterator[None]:
+        """Make it with an empty state, and be alone in it. Raises Refused where something is in it."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self._refuse_unless_empty()
+        with self._locked():
+            self._refuse_unless_empty()  # another `up` may have come between
+            self.write(State())
+            yield
+
+    def _refuse_unless_empty(self) -> None:
         if any(entry.name not in _OURS for entry in self.path.iterdir()):
             raise Refused(f"{self.path} is not empty. Next: kvmpool lab down --dir {self.path}, or another --dir")
-        self.write(State())
+
+    @contextmanager
+    def opened(self) -> Iterator[State]:
+        """Be alone in an existing lab's folder. Raises NotFound where no lab is."""
+        self.read()
+        with self._locked():
+            yield self.read()
 
     def exists(self) -> bool:
         return self.path.is_dir()
@@ -92,8 +106,7 @@ class Folder:
         beside.rename(self.path / _STATE)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone in this folder among up and down. Raises Refused while another holds it."""
+    def _locked(self) -> Iterator[None]:
         with (self.path / _LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

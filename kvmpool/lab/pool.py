@@ -72,12 +72,11 @@ class Lab:
 
     def up(self, progress: Progress = lambda _: None, *, kvmpoold: bool = True) -> Host:
         """Make it. On a failure everything is taken down again and the failure raised."""
-        self.folder.create()
-        with self.folder.locked():
+        with self.folder.created():
             try:
                 return self._build(progress, kvmpoold)
             except BaseException:
-                self._tear_down()
+                self._tear_down(self.folder.read())
                 raise
 
     def _build(self, progress: Progress, kvmpoold: bool) -> Host:
@@ -107,12 +106,11 @@ class Lab:
         """Remove all of it; False where there was nothing."""
         if not self.folder.exists():
             return False
-        with self.folder.locked():
-            self._tear_down()
+        with self.folder.opened() as state:
+            self._tear_down(state)
         return True
 
-    def _tear_down(self) -> None:
-        state = self.folder.read()
+    def _tear_down(self, state: State) -> None:
         for keeper in state.keepers.values():
             if keeper is not None:
                 hosts.end(keeper)

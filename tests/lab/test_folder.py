@@ -13,7 +13,8 @@ from kvmpool.lab.process import ProcessId
 
 def test_the_state_is_read_back(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "lab")
-    folder.create()
+    with folder.created():
+        assert folder.read() == State()
     state = State({"h0": ProcessId(12, 3456), "h1": None}, up=True)
     folder.write(state)
     assert folder.read() == state
@@ -21,11 +22,11 @@ def test_the_state_is_read_back(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_else_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(Refused, match="is not empty"):
-        Folder(tmp_path).create()
-    with pytest.raises(NotFound):
-        Folder(tmp_path).read()
-    assert (tmp_path / "thesis.txt").exists()
+    with pytest.raises(Refused, match="is not empty"), Folder(tmp_path).created():
+        pass
+    with pytest.raises(NotFound), Folder(tmp_path).opened():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_folder_whose_creation_was_cut_off_is_an_empty_lab(tmp_path: Path) -> None:
@@ -39,7 +40,8 @@ def test_a_folder_whose_creation_was_cut_off_is_an_empty_lab(tmp_path: Path) -> 
 def test_removal_takes_the_state_last(tmp_path: Path) -> None:
     """A removal that is cut off leaves a folder whose state still names every process."""
     folder = Folder(tmp_path / "lab")
-    folder.create()
+    with folder.created():
+        pass
     (folder.path / "h0/run").mkdir(parents=True)
     (folder.path / "h0/link").symlink_to(tmp_path)
     folder.remove()
@@ -49,9 +51,11 @@ def test_removal_takes_the_state_last(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "lab")
-    folder.create()
-    with folder.locked(), pytest.raises(Refused, match="at work there"), folder.locked():
-        pass
+    with folder.created():
+        with pytest.raises(Refused, match="at work there"), folder.created():
+            pass
+        with pytest.raises(Refused, match="at work there"), folder.opened():
+            pass
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:

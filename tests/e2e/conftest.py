@@ -1,0 +1,67 @@
+"""A lab for the end-to-end tests: real libvirtd, QEMU, kvmpoold, workers and relays; only the cards are soft."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvmpool.errors import NotFound
+from kvmpool.lab.folder import Folder
+from kvmpool.lab.pool import Lab
+from kvmpool.native import native
+from tests.e2e.pool import Pool
+
+_PROGRAMS = ("libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "busybox", "nsenter", "ip", "gcc")
+
+
+def _missing() -> str:
+    """What this machine lacks for a lab, or ""."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if absent := [name for name in _PROGRAMS if shutil.which(name) is None]:
+        return f"needs {', '.join(absent)}"
+    try:
+        for name in ("shim", "worker", "relay", "softgpu-cuda", "softgpu-nvml"):
+            native(name)
+    except NotFound as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine_can_run_a_lab() -> None:
+    if missing := _missing():
+        pytest.skip(missing)
+
+
+@pytest.fixture
+def lab_folder() -> Iterator[Path]:
+    """A folder for a lab of the test's own, which is gone after the test whatever happened."""
+    parent = Path(tempfile.mkdtemp(prefix="kp-"))
+    yield parent / "lab"
+    Lab(Folder(parent / "lab")).down()
+    shutil.rmtree(parent, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def _session_pool() -> Iterator[Pool]:
+    parent = Path(tempfile.mkdtemp(prefix="kp-"))
+    lab = Lab(Folder(parent / "lab"))
+    try:
+        yield Pool(lab, lab.up())
+    finally:
+        lab.down()
+        shutil.rmtree(parent)
+
+
+@pytest.fixture
+def pool(_session_pool: Pool) -> Iterator[Pool]:
+    """The session's lab as a test may expect it: no domains, both cards healthy, every daemon running."""
+    _session_pool.reset()
+    yield _session_pool
+    _session_pool.reset()
