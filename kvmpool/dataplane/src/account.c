@@ -15,70 +15,70 @@
 
 struct kp_account *kp_account_new(uint64_t limit_bytes)
 {
-	struct kp_account *account;
+    struct kp_account *account;
 
-	if (limit_bytes > KP_ACCOUNT_LIMIT_MAX) {
-		errno = EINVAL;
-		return NULL;
-	}
-	account = mmap(NULL, sizeof(*account), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (account == MAP_FAILED)
-		return NULL;
-	account->limit = limit_bytes;
-	return account;
+    if (limit_bytes > KP_ACCOUNT_LIMIT_MAX) {
+        errno = EINVAL;
+        return NULL;
+    }
+    account = mmap(NULL, sizeof(*account), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (account == MAP_FAILED)
+        return NULL;
+    account->limit = limit_bytes;
+    return account;
 }
 
 void kp_account_unmap(struct kp_account *account)
 {
-	if (account)
-		munmap(account, sizeof(*account));
+    if (account)
+        munmap(account, sizeof(*account));
 }
 
 uint64_t kp_account_used(const struct kp_account *account)
 {
-	uint64_t sum = 0;
+    uint64_t sum = 0;
 
-	for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
-		sum += atomic_load(&account->slot[i]);
-	return sum;
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
+        sum += atomic_load(&account->slot[i]);
+    return sum;
 }
 
 static int fits(const struct kp_account *account, uint64_t bytes)
 {
-	uint64_t used = kp_account_used(account);
+    uint64_t used = kp_account_used(account);
 
-	return used <= account->limit && bytes <= account->limit - used;
+    return used <= account->limit && bytes <= account->limit - used;
 }
 
 int kp_account_charge(struct kp_account *account, unsigned slot, uint64_t bytes)
 {
-	if (slot >= KP_ACCOUNT_SLOTS)
-		return -EINVAL;
-	for (int i = 0; i < CHARGE_TRIES; i++) {
-		/* Asked before anything is added: a request that cannot fit never shows up in a neighbour's sum. */
-		if (!fits(account, bytes))
-			return -ENOMEM;
-		atomic_fetch_add(&account->slot[slot], bytes);
-		if (fits(account, 0))
-			return 0;
-		atomic_fetch_sub(&account->slot[slot], bytes);
-		sched_yield();
-	}
-	return -ENOMEM;
+    if (slot >= KP_ACCOUNT_SLOTS)
+        return -EINVAL;
+    for (int i = 0; i < CHARGE_TRIES; i++) {
+        /* Asked before anything is added: a request that cannot fit never shows up in a neighbour's sum. */
+        if (!fits(account, bytes))
+            return -ENOMEM;
+        atomic_fetch_add(&account->slot[slot], bytes);
+        if (fits(account, 0))
+            return 0;
+        atomic_fetch_sub(&account->slot[slot], bytes);
+        sched_yield();
+    }
+    return -ENOMEM;
 }
 
 void kp_account_release(struct kp_account *account, unsigned slot, uint64_t bytes)
 {
-	uint64_t held;
+    uint64_t held;
 
-	if (slot >= KP_ACCOUNT_SLOTS)
-		return;
-	held = atomic_load(&account->slot[slot]);
-	while (!atomic_compare_exchange_weak(&account->slot[slot], &held, held > bytes ? held - bytes : 0))
-		;
+    if (slot >= KP_ACCOUNT_SLOTS)
+        return;
+    held = atomic_load(&account->slot[slot]);
+    while (!atomic_compare_exchange_weak(&account->slot[slot], &held, held > bytes ? held - bytes : 0))
+        ;
 }
 
 uint64_t kp_account_clear(struct kp_account *account, unsigned slot)
 {
-	return slot < KP_ACCOUNT_SLOTS ? atomic_exchange(&account->slot[slot], 0) : 0;
+    return slot < KP_ACCOUNT_SLOTS ? atomic_exchange(&account->slot[slot], 0) : 0;
 }

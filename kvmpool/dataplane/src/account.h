@@ -12,8 +12,8 @@
 #define KP_ACCOUNT_SLOTS 64u /* sessions a worker serves at once; one of them is one guest process on one card */
 
 struct kp_account {
-	uint64_t limit; /* bytes; written once, before the first fork; at most KP_ACCOUNT_LIMIT_MAX */
-	_Atomic uint64_t slot[KP_ACCOUNT_SLOTS];
+    uint64_t limit; /* bytes; written once, before the first fork; at most KP_ACCOUNT_LIMIT_MAX */
+    _Atomic uint64_t slot[KP_ACCOUNT_SLOTS];
 };
 
 #define KP_ACCOUNT_LIMIT_MAX (UINT64_C(1) << 56) /* so that the sum of all slots cannot wrap */

@@ -1,0 +1,147 @@
+/* worker_sessions.c: one child a guest process; started, killed, reaped, its memory given back. */
+#define _GNU_SOURCE
+#include "worker.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "refuse.h"
+
+/* Leaves open: the standard three, the guest's socket, and the lock, which so stays held until the last session is gone, even
+ * when the parent was killed: a free lock proves that nobody uses the claim's memory. */
+static void close_all_but(int a, int b)
+{
+    unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);
+
+    if (low > 3)
+        close_range(3, low - 1, 0);
+    if (high > low + 1)
+        close_range(low + 1, high - 1, 0);
+    close_range(high + 1, ~0U, 0);
+}
+
+static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, int guest_fd, const struct kp_hello *hello)
+{
+    struct kp_session session = worker->shared;
+    sigset_t none;
+    int rc;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) /* it ended before the line above */
+        _exit(1);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    close_all_but(guest_fd, worker->lock_fd);
+    session.slot = slot;
+    rc = kp_session_run(&session, guest_fd, hello);
+    _exit(rc ? 1 : 0);
+}
+
+static int free_slot(const struct worker *worker)
+{
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
+        if (!worker->sessions[i].pid)
+            return (int)i;
+    return -1;
+}
+
+void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello)
+{
+    int slot = free_slot(worker);
+    struct worker_session *session;
+    pid_t parent = getpid(), pid;
+
+    if (slot < 0 || worker->ending_since_ms) {
+        worker->refused_full++;
+        kp_log_rated(&worker->rate, KP_WARNING, "session refused: %s",
+                     slot < 0 ? "every slot is taken" : "the worker is ending");
+        kp_refuse(guest_fd, -EBUSY, "%s: %s", worker->label,
+                  slot < 0 ? "no more processes at once" : "this binding is ending");
+        close(guest_fd);
+        return;
+    }
+    pid = fork();
+    if (pid == 0)
+        serve(worker, parent, (unsigned)slot, guest_fd, hello);
+    if (pid < 0) {
+        kp_log(KP_ERROR, "session refused: no process: %s", strerror(errno));
+        kp_refuse(guest_fd, -ENOMEM, "%s: the host has no process for it", worker->label);
+        close(guest_fd);
+        return;
+    }
+    session = &worker->sessions[slot];
+    *session = (struct worker_session){ .pid = pid, .guest_fd = guest_fd, .started_ms = kp_now_ms(), .guest_pid = hello->pid };
+    memcpy(session->program, hello->program, sizeof(session->program));
+    worker->served++;
+    kp_log_rated(&worker->rate, KP_INFO, "session %d (pid %d) serves %s (guest pid %u)", slot, (int)pid, session->program,
+                 session->guest_pid);
+}
+
+static void end_of_session(struct worker *worker, unsigned slot, int status)
+{
+    struct worker_session *session = &worker->sessions[slot];
+    uint64_t bytes = kp_account_clear(worker->account, slot);
+    int crashed = WIFSIGNALED(status);
+
+    shutdown(session->guest_fd, SHUT_RDWR);
+    close(session->guest_fd);
+    kp_log_rated(&worker->rate, crashed && !worker->ending_since_ms ? KP_WARNING : KP_INFO,
+                 "session %u (pid %d) ended: %s %d; %llu bytes given back", slot, (int)session->pid,
+                 crashed ? "signal" : "exit", crashed ? WTERMSIG(status) : WEXITSTATUS(status), (unsigned long long)bytes);
+    *session = (struct worker_session){ .guest_fd = -1 };
+}
+
+void worker_sessions_reap(struct worker *worker)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+        for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
+            if (worker->sessions[i].pid == pid)
+                end_of_session(worker, i, status);
+}
+
+void worker_sessions_kill(struct worker *worker)
+{
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++) {
+        if (!worker->sessions[i].pid)
+            continue;
+        kill(worker->sessions[i].pid, SIGKILL);
+        shutdown(worker->sessions[i].guest_fd, SHUT_RDWR);
+    }
+}
+
+unsigned worker_sessions_count(const struct worker *worker)
+{
+    unsigned count = 0;
+
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
+        count += worker->sessions[i].pid != 0;
+    return count;
+}
+
+void worker_sessions_report(const struct worker *worker, struct kp_json *json)
+{
+    kp_json_array(json, "processes");
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++) {
+        const struct worker_session *session = &worker->sessions[i];
+
+        if (!session->pid)
+            continue;
+        kp_json_object(json, NULL);
+        kp_json_number(json, "slot", i);
+        kp_json_number(json, "pid", (uint64_t)session->pid);
+        kp_json_number(json, "guest_pid", session->guest_pid);
+        kp_json_text(json, "program", session->program);
+        kp_json_number(json, "age_ms", kp_now_ms() - session->started_ms);
+        kp_json_number(json, "memory_used", atomic_load(&worker->account->slot[i]));
+        kp_json_object_end(json);
+    }
+    kp_json_array_end(json);
+}
