@@ -1,4 +1,4 @@
-"""Builds worker, relay and acceptor with a stand-in session and a stand-in driver, starts them, and speaks as guest and as kvmpoold."""
+"""Builds worker, relay and acceptor with a stand-in session and driver, and speaks as guest and as kvmpoold."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ MAGIC, OP_HELLO, OP_WELCOME = 0x4B51, 1, 2
 
 
 def build(flavour: str) -> Path:
-    """A folder with kvmpool-worker (echo session), kvmpool-relay, kvmpool-acceptor and fake/libcuda.so.1; built once per source."""
-    files = sorted([*SOURCES.glob("*.[ch]"), NATIVE / "echo_session.c", NATIVE / "fake_cuda.c"])
+    """A folder with kvmpool-worker (echo session), -relay, -acceptor and fake/libcuda.so.1; built once per source."""
+    names = {Path(name).stem for name in SHARED} | {"account", "card", "session", "acceptor"}
+    ours = [file for file in SOURCES.glob("*.[ch]") if file.stem in names or file.stem.startswith(("worker", "relay"))]
+    files = sorted([*ours, NATIVE / "echo_session.c", NATIVE / "fake_cuda.c"])
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     folder = ROOT / "build" / "tests-native" / f"{flavour}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -53,8 +55,8 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     (folder / "fake").mkdir(parents=True, exist_ok=True)
     shared = [str(SOURCES / name) for name in SHARED]
     programs = {
-        "kvmpool-worker": [*map(str, SOURCES.glob("worker*.c")), str(SOURCES / "account.c"), str(SOURCES / "card.c"),
-                           str(NATIVE / "echo_session.c"), *shared],
+        "kvmpool-worker": [*map(str, sorted(SOURCES.glob("worker*.c"))), str(SOURCES / "account.c"),
+                           str(SOURCES / "card.c"), str(NATIVE / "echo_session.c"), *shared],
         "kvmpool-relay": [*map(str, SOURCES.glob("relay*.c")), *shared],
         "kvmpool-acceptor": [str(SOURCES / "acceptor.c"), *shared],
     }  # fmt: skip
@@ -296,7 +298,7 @@ class Plane:
         return Guest(self.endpoint, timeout_s)
 
     def end(self) -> None:
-        """Ends what still runs; fails when one of the programs was ended by a checker (address, undefined) or a crash."""
+        """Ends what still runs; fails when a program was ended by a checker (address, undefined) or a crash."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)

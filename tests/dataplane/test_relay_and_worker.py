@@ -1,14 +1,16 @@
-"""A guest's socket goes through the relay to a session of the worker, and every end of it is the end of what hangs on it."""
+"""A guest's socket goes through the relay to a session of the worker, and each end is the end of what hangs on it."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
-from tests.dataplane.plane import CARD, UUID, Control, Plane, gone, status, wait_until
+from tests.dataplane.plane import CARD, UUID, Control, Plane, gone, hello, status, wait_until
 
 pytestmark = pytest.mark.native
 
@@ -29,8 +31,6 @@ def test_a_guest_is_handed_to_the_session_of_its_claim(plane: Plane) -> None:
 
 
 def test_bytes_that_follow_the_hello_at_once_reach_the_session(plane: Plane) -> None:
-    from tests.dataplane.plane import hello
-
     plane.worker()
     plane.relay()
     plane.point()
@@ -158,8 +158,6 @@ def test_a_move_cuts_the_old_generations_sessions_and_serves_the_new(plane: Plan
 def test_a_guest_that_comes_during_a_failover_waits_and_is_served(plane: Plane) -> None:
     plane.relay()
     with plane.guest() as guest:
-        from tests.dataplane.plane import hello
-
         guest.socket.sendall(hello())
         wait_until(lambda: status(plane.relay_socket)["waiting"] == 1)
         plane.worker(3)
@@ -271,8 +269,6 @@ def test_a_card_that_does_not_open_ends_the_worker_with_one_line(plane: Plane, m
 
 
 def test_the_lock_is_free_exactly_when_worker_and_sessions_are_gone(plane: Plane) -> None:
-    import fcntl
-
     worker = plane.worker()
     plane.relay()
     plane.point()
@@ -288,8 +284,6 @@ def test_the_lock_is_free_exactly_when_worker_and_sessions_are_gone(plane: Plane
 
 
 def test_a_relay_that_follows_a_process_ends_with_it(plane: Plane) -> None:
-    import subprocess
-
     worker = plane.worker()
     relay = plane.relay()
     plane.point()
