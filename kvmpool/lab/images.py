@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,10 @@ class LinuxImage:
     initrd: bytes
 
 
-def linux() -> LinuxImage:
-    """The Linux guest with the shim and the programs. Raises NotFound where something is not built."""
+def linux(extra: Sequence[Path] = ()) -> LinuxImage:
+    """The Linux guest with the shim, the programs and these. Raises NotFound where something is not built."""
     chosen = kernel()
-    return LinuxImage(chosen.image, initramfs.build(chosen, native("shim"), programs()))
+    return LinuxImage(chosen.image, initramfs.build(chosen, native("shim"), (*programs(), *extra)))
 
 
 def linux_kernel() -> Path:

@@ -7,7 +7,7 @@ all of it after a kill -9 at any moment.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,17 +70,21 @@ class Lab:
 
     # --- up and down --------------------------------------------------------------------------------------------------
 
-    def up(self, progress: Progress = lambda _: None, *, kvmpoold: bool = True) -> Host:
-        """Make it. On a failure everything is taken down again and the failure raised."""
+    def up(
+        self, progress: Progress = lambda _: None, *, kvmpoold: bool = True, programs: Sequence[Path] = ()
+    ) -> Host:
+        """Make it; `programs` are put beside the example programs in its guests.
+
+        On a failure everything is taken down again and the failure raised.
+        """
         with self.folder.created():
             try:
-                return self._build(progress, kvmpoold)
+                return self._build(progress, kvmpoold, images.linux(programs))
             except BaseException:
                 self._tear_down(self.folder.read())
                 raise
 
-    def _build(self, progress: Progress, kvmpoold: bool) -> Host:
-        image = images.linux()  # before the host: a download that fails leaves nothing to clean up
+    def _build(self, progress: Progress, kvmpoold: bool, image: images.LinuxImage) -> Host:
         self.folder.write(State().with_keeper(HOST.name, None))
 
         def record(keeper: process.ProcessId) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from kvmpool.errors import NotFound
+from kvmpool.lab import process
 from kvmpool.lab.folder import Folder
 from kvmpool.lab.pool import Lab
 from kvmpool.native import native
 from tests.e2e.pool import Pool
 
+_SOURCES = Path(__file__).with_name("programs")
 _PROGRAMS = ("libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "busybox", "nsenter", "ip", "gcc")
 
 
@@ -53,10 +55,20 @@ def _session_pool() -> Iterator[Pool]:
     parent = Path(tempfile.mkdtemp(prefix="kp-"))
     lab = Lab(Folder(parent / "lab"))
     try:
-        yield Pool(lab, lab.up())
+        yield Pool(lab, lab.up(programs=_compiled(parent)))
     finally:
         lab.down()
         shutil.rmtree(parent)
+
+
+def _compiled(target: Path) -> tuple[Path, ...]:
+    """The tests' own guest programs."""
+    hog, loader = target / "hog", target / "loader"
+    gcc = ["gcc", "-O2", "-Wall", "-Werror"]
+    process.run([*gcc, "-o", hog, _SOURCES / "hog.c", native("shim")], timeout_s=60)
+    # ld warns that a static program's dlopen needs the same glibc at run time: the guest has it
+    process.run(["gcc", "-O2", "-static", "-o", loader, _SOURCES / "loader.c"], timeout_s=60)
+    return hog, loader
 
 
 @pytest.fixture

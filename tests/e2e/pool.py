@@ -13,7 +13,8 @@ from kvmpool.api.client import Client
 from kvmpool.lab import process
 from kvmpool.lab.guests import GuestSpec, Ran
 from kvmpool.lab.hosts import Host
-from kvmpool.lab.pool import CARDS, Lab
+from kvmpool.lab.pool import CARDS, SOFTGPU, Lab
+from kvmpool.softgpu import state as softgpu
 
 T = TypeVar("T")
 
@@ -42,14 +43,23 @@ class Pool:
             self.host.virsh("destroy", name)
         for name in self.host.virsh("list", "--all", "--name").split():
             self.host.virsh("undefine", name)
-        for card in self.cards():
-            self.lab.fault(card["address"], "heal")
         until(lambda: not self.bindings(), 15.0, "bindings are left")
-        until(self.all_healthy, 90.0, "a card did not become healthy again")
+        if not self.all_healthy():
+            self._renew_cards()
+
+    def _renew_cards(self) -> None:
+        """New cards and a new store: a card that failed is rightly not trusted again for a long time."""
+        self.host.end_daemon("kvmpoold")
+        for file in self.host.outside("/var/lib/kvmpool").iterdir():
+            file.unlink()
+        softgpu.create(self.host.outside(SOFTGPU), CARDS)
+        self.lab.start_kvmpoold(self.host)
+        until(self.all_healthy, 15.0, "a new card is not healthy")
 
     def all_healthy(self) -> bool:
         cards = self.cards()
-        return len(cards) == len(CARDS) and all(card["verdict"] == "healthy" for card in cards)
+        good = [card for card in cards if card["verdict"] == "healthy" and not card["cordoned"]]
+        return len(good) == len(cards) == len(CARDS)
 
     # --- what people see ----------------------------------------------------------------------------------------------
 
