@@ -50,7 +50,7 @@ class CardsView:
 
     host: HostName
     bindings: tuple[Binding, ...] = ()  # rows with card_host == host
-    workers: tuple[WorkerSeen, ...] = ()
+    workers: tuple[WorkerSeen, ...] | None = ()  # None: they cannot be listed; then nothing is concluded of any
     cards: tuple[CardSeen, ...] | None = None  # None: the inventory cannot be read; then no card is gone or new
     health: Mapping[CardId, Health] = field(default_factory=dict)
     published: Mapping[CardId, Card] = field(default_factory=dict)  # this host's card rows
@@ -61,7 +61,9 @@ class CardsView:
 
 def reconcile_cards(view: CardsView) -> tuple[CardStep, ...]:
     """The host's steps, in an order of which every prefix is safe: cards, then bindings and orphans by key."""
-    return (*_cards(view), *_bindings(view), *_orphans(view))
+    if view.workers is None:
+        return tuple(_cards(view))
+    return (*_cards(view), *_bindings(view, view.workers), *_orphans(view, view.workers))
 
 
 def _cards(view: CardsView) -> Iterator[PublishCard]:
@@ -104,8 +106,8 @@ def _health_words(health: Health) -> str:
     return f"{health.verdict.value}: {health.reason}" if health.reason else health.verdict.value
 
 
-def _bindings(view: CardsView) -> Iterator[CardStep]:
-    workers = {(worker.claim, worker.generation): worker for worker in view.workers}
+def _bindings(view: CardsView, seen: tuple[WorkerSeen, ...]) -> Iterator[CardStep]:
+    workers = {(worker.claim, worker.generation): worker for worker in seen}
     for binding in sorted(view.bindings, key=lambda binding: (binding.claim, binding.generation)):
         worker = workers.get((binding.claim, binding.generation))
         match binding.phase:
@@ -136,8 +138,8 @@ def _preparing(view: CardsView, binding: Binding, worker: WorkerSeen | None) -> 
         yield StartWorker(binding)
 
 
-def _orphans(view: CardsView) -> Iterator[StopWorker]:
+def _orphans(view: CardsView, seen: tuple[WorkerSeen, ...]) -> Iterator[StopWorker]:
     rows = {(binding.claim, binding.generation) for binding in view.bindings} | view.unreadable
-    for worker in sorted(view.workers, key=lambda worker: (worker.claim, worker.generation)):
+    for worker in sorted(seen, key=lambda worker: (worker.claim, worker.generation)):
         if (worker.claim, worker.generation) not in rows:
             yield StopWorker(worker.claim, worker.generation, worker.pid, "no binding row names it")

@@ -8,8 +8,8 @@
     no binding READY             the relay points nowhere: its old sessions end now, not when a hung card lets go
     relay without claim rows     closed
 
-Absence is concluded only from a list of domains: none (`domains` None) concludes nothing, and a list asked for before
-an attempt's deadline cannot say that the domain missed it.
+Absence is concluded only from a list of domains: none (`domains` None) concludes nothing, a list asked for before the
+attempt's row was what it is now says nothing of that attempt, nor one asked for before its deadline that it missed it.
 A running domain whose metadata holds claims but which has no rows (the claim was added while it ran, or the store was
 lost) gets nothing: its QEMU was started without endpoint and token, so a binding would hold memory that nobody reaches.
 It is served from its next start.
@@ -18,8 +18,8 @@ This module does not know about libvirt, hooks or processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from kvmpool.core.model import (
     Attempt,
@@ -52,13 +52,14 @@ class DomainsView:
     bindings: tuple[Binding, ...] = ()
     domains: tuple[DomainSeen, ...] | None = None  # None: the hypervisor does not answer
     domains_at: float = 0.0  # boottime when the list of domains was asked for
-    relays: tuple[RelaySeen, ...] = ()
+    relays: tuple[RelaySeen, ...] | None = ()  # None: they cannot be listed; then none is opened, pointed or closed
+    rows_since: Mapping[DomainUuid, float] = field(default_factory=dict)  # boottime when its attempt was first read so
 
 
 def reconcile_domains(view: DomainsView) -> tuple[DomainStep, ...]:
     """The host's steps, domain by domain in the order of uuids; every prefix is safe."""
     attempts = {attempt.domain: attempt for attempt in view.attempts}
-    relays = {relay.domain: relay for relay in view.relays}
+    relays = {relay.domain: relay for relay in view.relays or ()}
     claims: dict[DomainUuid, list[Claim]] = {}
     for claim in sorted(view.claims, key=lambda claim: claim.key):
         claims.setdefault(claim.key.domain, []).append(claim)
@@ -80,12 +81,14 @@ def _domain(
     running = seen is not None and seen.running
     if running and attempt is not None and not attempt.started:
         yield MarkStarted(attempt)
-    reason = "" if running else _withdrawn(view, bool(claims), attempt)
+    reason = "" if running else _withdrawn(view, domain, bool(claims), attempt)
     if reason:
         name = attempt.domain_name if attempt is not None else claims[0].domain_name
         yield Withdraw(domain, name, tuple(claim.key for claim in claims), reason)
         if relay is not None:
             yield CloseRelay(domain, reason)
+        return
+    if view.relays is None:
         return
     served = [claim for claim in claims if claim.spec.mode is Mode.VGPU]
     if served:
@@ -94,11 +97,11 @@ def _domain(
         yield CloseRelay(domain, "no claim of its domain is left")
 
 
-def _withdrawn(view: DomainsView, has_claims: bool, attempt: Attempt | None) -> str:
+def _withdrawn(view: DomainsView, domain: DomainUuid, has_claims: bool, attempt: Attempt | None) -> str:
     """Why the rows of a domain that is not seen running have to go; "" to keep them."""
     if attempt is not None and attempt.boot_id != view.boot_id:
         return "the host has rebooted"
-    if view.domains is None:
+    if view.domains is None or view.domains_at < view.rows_since.get(domain, 0.0):
         return ""
     if attempt is None:
         return "its domain is not running" if has_claims else ""
