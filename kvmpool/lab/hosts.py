@@ -140,10 +140,11 @@ class Host:
         return Unreachable(f"host {self.spec.name}: {daemon} {what}: {_last_line(self.outside(f'/run/{daemon}.log'))}")
 
     def keep_capabilities(self) -> None:
-        """Save what libvirt learnt of QEMU for the next lab: it saves the probe (0.5-2 s)."""
-        learnt = self.folder / _CAPABILITIES
-        if learnt.is_dir():
-            shutil.copytree(learnt, cache_folder() / "capabilities", dirs_exist_ok=True)
+        """Let libvirt probe QEMU (1.5 s, once a machine) and save what it learnt for the next lab."""
+        kept = cache_folder() / "capabilities"
+        if not kept.is_dir():
+            self.virsh("domcapabilities", "--virttype", "qemu")
+            shutil.copytree(self.folder / _CAPABILITIES, kept, dirs_exist_ok=True)
 
 
 def end(keeper: ProcessId) -> None:

@@ -99,6 +99,7 @@ class Lab:
         if kvmpoold:
             self.join(host)
         host.start_libvirt()
+        host.keep_capabilities()
         progress(f"host {HOST.name} runs libvirtd")
         if kvmpoold:
             self.start_kvmpoold(host)
