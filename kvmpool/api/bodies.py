@@ -211,7 +211,7 @@ def _with_claim(look: Look, key: ClaimKey) -> Rows:
     for domain in look.domains:
         for spec in domain.claims:
             if ClaimKey(domain.uuid, spec.name) == key:
-                claim = Claim(key, domain.name, look.host, spec, attempt=0, sequence=look.rows.counter + 1)
+                claim = Claim(key, domain.name, look.host, spec, attempt=0, sequence=look.rows.sequence + 1)
                 return replace(look.rows, claims={**look.rows.claims, key: claim})
     return look.rows
 

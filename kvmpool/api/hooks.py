@@ -123,14 +123,14 @@ class Hooks:
                 domain=asked.uuid,
                 domain_name=asked.name,
                 host=self._ledger.host,
-                counter=rows.counter + 1,
+                counter=rows.sequence + 1,
                 deadline=until + _WITHDRAW_S,
                 boot_id=self._clock.boot_id(),
             )
             claims = [self._claim(asked, spec, rows, attempt, n) for n, spec in enumerate(specs)]
             named = {claim.key for claim in claims}
             stale = [codec.claim_key(key) for key in rows.claims if key.domain == asked.uuid and key not in named]
-            counter = codec.Counter(rows.counter + 1 + len(claims))
+            counter = codec.Counter(rows.counter, rows.sequence + 1 + len(claims))
             told = self._ledger.event(asked.name, "prepare", f"claims {', '.join(spec.name for spec in specs)}")
             change = Change(puts=[attempt, *claims, counter], deletes=stale, events=[told])
             if await unless_conflict(self._ledger.commit(page, change)):

@@ -202,7 +202,7 @@ class Claim:
     host: HostName
     spec: ClaimSpec
     attempt: int
-    sequence: int  # queue order, from the pool-wide counter
+    sequence: int  # queue order, from the pool-wide sequence
     pointed: Generation | None = None  # the generation its relay serves; None: no relay points anywhere
     endpoint: str = ""  # what the guest dials, e.g. "tcp:10.77.0.1:9960"; constant over failovers
     served: Generation | None = None  # the last generation its relay ever pointed at: not None is "had a binding"
@@ -292,7 +292,8 @@ class Rows:
     attempts: dict[DomainUuid, Attempt] = field(default_factory=dict)
     bindings: dict[tuple[ClaimKey, Generation], Binding] = field(default_factory=dict)
     breaker: Breaker = field(default_factory=Breaker)
-    counter: int = 0  # last generation/sequence given out
+    counter: int = 0  # last generation given out
+    sequence: int = 0  # last place in the queue (and attempt) given out
     revisions: dict[str, int] = field(default_factory=dict)
 
 

@@ -138,7 +138,7 @@ class ClusterHands(_Hands):
         new = decision.binding
         reads = [codec.claim_key(new.claim), codec.card_key(new.card), codec.wish_key(new.card)]
         return Change(
-            puts=[new, codec.Counter(counter)],
+            puts=[new, codec.Counter(counter, page.rows.sequence)],
             reads=[*reads, codec.host_key(new.card_host)],
             events=[self.ledger.event(new.label, "bound", decision.reason)],
         )

@@ -50,9 +50,10 @@ _SHOWN_CHARS = 60  # of a wrong value, in a fault line
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """The pool-wide counter of generations and sequences: the last number given out."""
+    """The pool-wide counters: the last generation, and the last place in the queue (or attempt), given out."""
 
     value: int = 0
+    sequence: int = 0
 
 
 Row = Host | Card | CardWish | Claim | Attempt | Binding | Counter | Breaker | Event
@@ -162,7 +163,7 @@ def rows_from(items: Iterable[Item], rev: int) -> tuple[Rows, tuple[str, ...]]:
             single[item.key] = row
         else:
             _file(rows, row)
-    counter = cast(Counter, single.get(COUNTER_KEY, Counter())).value
+    counter = cast(Counter, single.get(COUNTER_KEY, Counter()))
     breaker = cast(Breaker, single.get(BREAKER_KEY, Breaker()))
     full = Rows(
         revision=rev,
@@ -173,7 +174,8 @@ def rows_from(items: Iterable[Item], rev: int) -> tuple[Rows, tuple[str, ...]]:
         attempts=rows.attempts,
         bindings=rows.bindings,
         breaker=breaker,
-        counter=counter,
+        counter=counter.value,
+        sequence=counter.sequence,
         revisions=rows.revisions,
     )
     return full, tuple(faults)
