@@ -31,8 +31,8 @@ from kvmpool.virt.domain_xml import DomainClaims, claims_of
 
 log = logging.getLogger("kvmpool.hooks")
 
-# From the end of prepare until libvirt lists the domain as running; QEMU with much huge-page memory takes seconds.
-START_S = 60.0
+# From the end of prepare until a list of domains must show it: libvirt lists it as active from before the hook on.
+START_S = 10.0
 # An answer that no card fits is believed after this long: a release under way takes less, and libvirt's lock is held.
 HOPELESS_S = 1.5
 _WITHDRAW_S = 2.0

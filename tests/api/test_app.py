@@ -221,8 +221,9 @@ def test_the_socket_is_not_for_everybody(api: Api) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_a_user_outside_the_group_is_denied_and_hooks_are_for_root(api: Api) -> None:
-    for folder in (api.socket.parent, api.socket.parent.parent, api.socket.parent.parent.parent):
-        folder.chmod(0o755)
+    for folder in api.socket.parents:
+        if folder.name.startswith(("pytest-", "popen-", "test_")):
+            folder.chmod(0o755)
     api.socket.chmod(0o666)  # as if the file's mode had failed us
     assert "Denied: uid 65534 is not in group" in _as_nobody(api.socket, "/v1/status")
     assert "Denied: uid 65534 may not call /v1/hooks/prepare" in _as_nobody(api.socket, "/v1/hooks/prepare")

@@ -4,110 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from kvmpool.api.hooks import HookCall, Hooks
-from kvmpool.core.model import ClaimKey, DomainUuid, HostName, Phase, Rows, Settings
-from kvmpool.daemon.card_loop import CardLoop
-from kvmpool.daemon.cluster_loop import ClusterLoop
-from kvmpool.daemon.domain_loop import DomainLoop
-from kvmpool.daemon.ledger import Ledger
-from kvmpool.daemon.wake import follow
+from kvmpool.core.model import Phase, Rows
 from kvmpool.errors import ClaimInvalid, DeadlinePassed, NoCapacity, NotFound, Refused, StoreUnreachable
-from kvmpool.sim.world import (
-    Condition,
-    SimCards,
-    SimClock,
-    SimDomain,
-    SimHealthSource,
-    SimHypervisor,
-    SimRelays,
-    SimWorkers,
-    World,
-)
-from kvmpool.store.memory import MemoryStore
+from kvmpool.sim.world import Condition
 from kvmpool.virt.domain_xml import claims_of
-
-UUID = DomainUuid("9f1c2d3e-0000-4000-8000-000000000001")
-KEY = ClaimKey(UUID, "gpu0")
-SETTINGS = Settings(prepare_deadline_s=4.5)
-SPEED = 10.0  # simulated seconds in a real one
-
-
-def xml(*claims: str, name: str = "vm0", uuid: str = UUID) -> str:
-    inner = "".join(f"<k:claim {claim}/>" for claim in claims)
-    ours = f'<k:claims xmlns:k="urn:kvmpool:domain:1">{inner}</k:claims>'
-    return f"<domain type='kvm'><name>{name}</name><uuid>{uuid}</uuid><metadata>{ours}</metadata></domain>"
-
-
-ONE = xml('name="gpu0" mode="vgpu" memory="4096"')
-
-
-class Pool:
-    """One simulated host, its three loops running, and the hook's side of it."""
-
-    def __init__(self, cards: int = 2, settings: Settings = SETTINGS) -> None:
-        self.world = World()
-        self.host = self.world.add_host("h0", cards)
-        self.clock = SimClock(self.world, self.host)
-        self.store = MemoryStore(self.clock)
-        self.ledger = Ledger(self.store, self.clock, HostName("h0"))
-        name = self.host.name
-        self.cluster = ClusterLoop(self.store, self.clock, name, settings)
-        cards_port = SimCards(self.world, self.host)
-        workers = SimWorkers(self.world, self.host)
-        self.card = CardLoop(self.store, self.clock, name, cards_port, [SimHealthSource(self.host)], workers)
-        relays = SimRelays(self.world, self.host)
-        self.domain = DomainLoop(self.store, self.clock, name, SimHypervisor(self.host), relays)
-        self.hooks = Hooks(self.store, self.ledger, self.clock, settings, lambda _: self.domain.refresh())
-        self.loops = [self.cluster, self.card, self.domain]
-
-    async def __aenter__(self) -> Pool:
-        self._tasks = [asyncio.create_task(loop.run()) for loop in self.loops]
-        bells = [loop.wake.ring for loop in self.loops]
-        self._tasks += [asyncio.create_task(follow(self.store, self.clock, bells)), asyncio.create_task(self._time())]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _time(self) -> None:
-        while True:
-            await asyncio.sleep(0.005)
-            self.world.advance(0.005 * SPEED)
-
-    async def rows(self) -> Rows:
-        return (await self.ledger.read()).rows
-
-    async def call(self, op: str, text: str = ONE, domain: str = "vm0") -> None:
-        await self.hooks.call(op, HookCall(domain, "begin", "-", text))
-
-    def define(self, text: str = ONE, *, running: bool) -> None:
-        asked = claims_of(text)
-        self.host.domains[asked.uuid] = SimDomain(asked.uuid, asked.name, asked.claims, running)
-
-    async def until(self, what: Callable[[Rows], bool], limit_s: float = 60.0) -> Rows:
-        end = self.world.now + limit_s
-        while self.world.now < end:
-            rows = await self.rows()
-            if what(rows):
-                return rows
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"not within {limit_s} s: {await self.rows()}")
-
-
-def run(story: Callable[[Pool], Awaitable[None]], **options: int | Settings) -> None:
-    async def told() -> None:
-        async with Pool(**options) as pool:  # type: ignore[arg-type]
-            await pool.until(lambda rows: len(rows.cards) == len(pool.host.cards))
-            await story(pool)
-
-    asyncio.run(asyncio.wait_for(told(), 30))
+from tests.api.pool import KEY, ONE, SETTINGS, SPEED, UUID, Pool, run, xml
 
 
 def nothing_left(rows: Rows) -> bool:
@@ -144,7 +49,7 @@ def test_a_prepare_never_waits_for_libvirt() -> None:
         async def held() -> object:
             return await asyncio.Event().wait()
 
-        pool.domain._hypervisor.domains = held  # type: ignore[method-assign,assignment]
+        pool.hypervisor.domains = held  # type: ignore[method-assign,assignment]
         pool.domain.refresh()
         await asyncio.sleep(0.05)
         await pool.call("prepare")
@@ -185,7 +90,7 @@ def test_a_worker_that_does_not_come_up_refuses_the_start_and_is_told() -> None:
         async def hangs(*_: object) -> object:
             return await asyncio.Event().wait()
 
-        pool.card._workers.start = hangs  # type: ignore[method-assign,assignment]
+        pool.sim_workers.start = hangs  # type: ignore[method-assign,assignment]
         with pytest.raises(DeadlinePassed, match=r"vm0/gpu0#\d+ on h0/0000:4[12]:00.0 is still preparing"):
             await pool.call("prepare")
         rows = await pool.until(lambda rows: not rows.claims)
@@ -282,7 +187,7 @@ def test_a_second_start_replaces_what_the_first_left_and_keeps_its_endpoint() ->
 
 def test_a_call_that_is_cut_off_takes_its_rows_back() -> None:
     async def story(pool: Pool) -> None:
-        pool.card._workers.start = lambda *_: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
+        pool.sim_workers.start = lambda *_: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
         call = asyncio.create_task(pool.call("prepare"))
         await pool.until(lambda rows: KEY in rows.claims)
         call.cancel()
@@ -297,7 +202,7 @@ def test_a_call_that_is_cut_off_takes_its_rows_back() -> None:
 
 def test_a_store_that_goes_away_refuses_the_start_and_the_deadline_cleans_up() -> None:
     async def story(pool: Pool) -> None:
-        pool.card._workers.start = lambda *_: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
+        pool.sim_workers.start = lambda *_: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
         pool.define(running=False)
         real, away = pool.store.list, False
 

@@ -1,0 +1,89 @@
+"""Ports that remember what they last showed, so that an answer to a person costs no look of its own.
+
+Each wraps the real one and changes nothing of what it says or raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from kvmpool.core.model import (
+    Binding,
+    CardId,
+    CardSeen,
+    ClaimKey,
+    DomainSeen,
+    Generation,
+    ProbeSignal,
+    UnknownSignal,
+    WorkerSeen,
+)
+from kvmpool.errors import KvmpoolError
+from kvmpool.ports import Cards, Hypervisor, Workers
+
+NOT_YET = "not asked yet"
+
+
+class SeenDomains:
+    """ports.Hypervisor. `last`: the newest list that was answered; `fault`: why the newest question was not, or ""."""
+
+    def __init__(self, hypervisor: Hypervisor) -> None:
+        self._hypervisor = hypervisor
+        self.last: tuple[DomainSeen, ...] = ()
+        self.fault = NOT_YET
+
+    async def domains(self) -> tuple[DomainSeen, ...]:
+        try:
+            self.last = await self._hypervisor.domains()
+        except KvmpoolError as error:
+            self.fault = str(error)
+            raise
+        self.fault = ""
+        return self.last
+
+    def wakeups(self) -> AsyncIterator[str]:
+        return self._hypervisor.wakeups()
+
+    async def close(self) -> None:
+        await self._hypervisor.close()
+
+
+class SeenCards:
+    """ports.Cards. `fault`: why the newest inventory was not answered, else the first card's that cannot be read."""
+
+    def __init__(self, cards: Cards) -> None:
+        self._cards = cards
+        self.fault = NOT_YET
+
+    async def inventory(self) -> tuple[CardSeen, ...]:
+        try:
+            found = await self._cards.inventory()
+        except KvmpoolError as error:
+            self.fault = str(error)
+            raise
+        self.fault = next((f"{card.address}: {card.fault}" for card in found if card.fault), "")
+        return found
+
+    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal | UnknownSignal:
+        return await self._cards.probe(card, deadline_s)
+
+    async def close(self) -> None:
+        await self._cards.close()
+
+
+class SeenWorkers:
+    """ports.Workers. `last`: the newest list."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self.last: tuple[WorkerSeen, ...] = ()
+
+    async def list(self) -> tuple[WorkerSeen, ...]:
+        self.last = await self._workers.list()
+        return self.last
+
+    async def start(self, binding: Binding) -> WorkerSeen:
+        return await self._workers.start(binding)
+
+    async def stop(self, claim: ClaimKey, generation: Generation, pid: int) -> None:
+        await self._workers.stop(claim, generation, pid)
