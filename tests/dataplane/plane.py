@@ -87,13 +87,13 @@ class Guest:
     def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
         kind, rest = endpoint.split(":", 1)
         self.socket = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
-        self.socket.settimeout(timeout_s)
         if kind == "unix":
             with short_path(rest) as path:
                 self.socket.connect(path)
         else:
             host, port = rest.rsplit(":", 1)
             self.socket.connect((host, int(port)))
+        self.socket.settimeout(timeout_s)
 
     def __enter__(self) -> Guest:
         return self
@@ -168,9 +168,9 @@ class Control:
 
     def __init__(self, path: Path, timeout_s: float = 10.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(timeout_s)
         with short_path(path) as short:
-            self.socket.connect(short)
+            self.socket.connect(short)  # waits while the queue of new connections is full
+        self.socket.settimeout(timeout_s)
 
     def __enter__(self) -> Control:
         return self

@@ -42,8 +42,8 @@ static void write_line(enum kp_level level, const char *format, va_list argument
     if (more < 0)
         return;
     length = strnlen(line, sizeof(line) - 1);
-    for (size_t i = 0; i < length; i++) /* what a peer sent may be in it: one line stays one line */
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
+    for (size_t i = (size_t)used; i < length; i++) /* what a peer sent may be in it: one line of text stays that */
+        if (line[i] < 0x20 || line[i] > 0x7e)
             line[i] = '?';
     line[length++] = '\n';
     if (write(STDERR_FILENO, line, length) < 0)
