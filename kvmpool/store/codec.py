@@ -129,6 +129,7 @@ def encode(row: Row) -> bytes:
     return _dump(row)
 
 
+@lru_cache(maxsize=4096)  # rows are frozen, and most of a turn's are those of the turn before
 def decode(key: str, value: bytes) -> Row:
     """The row under `key`. Raises Refused with one line naming key and field; raises nothing else."""
     try:
