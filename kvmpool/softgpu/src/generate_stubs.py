@@ -1,9 +1,9 @@
-"""Writes C for a library's whole list of names: a weak stub for each, and for libcuda the table cuGetProcAddress looks in.
+"""Writes C for a library's whole list of names: a weak stub for each, and the table that cuGetProcAddress looks in.
 
     generate_stubs.py cuda cuda_names.txt OUT.c
     generate_stubs.py nvml nvml_names.txt OUT.c
 
-A name that another C file defines is not weak there, so the linker takes that one: the list need not say which are done.
+A name that another C file defines is not weak there, so the linker takes that one: no list says which are done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 CUDA_NOT_SUPPORTED = 801
 NVML_NOT_SUPPORTED = 3
-SUFFIXES = {"_ptds": 1, "_ptsz": 1}
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -37,10 +36,12 @@ def cuda_source(rows: list[list[str]]) -> str:
             entries.append((asked, int(version), 1, elf + suffix[0]))
     stubs = "\n".join(stub(name, CUDA_NOT_SUPPORTED) for name in sorted(set(names)))
     table = "".join(
-        f'\t{{"{asked}", {version}, {per_thread}, (void *){elf}}},\n' for asked, version, per_thread, elf in sorted(entries)
+        f'\t{{"{asked}", {version}, {per_thread}, (void *){elf}}},\n'
+        for asked, version, per_thread, elf in sorted(entries)
     )
     head = '#include "cuda_symbols.h"\n\n'
-    return f"{head}{stubs}\nconst struct sg_symbol sg_symbols[] = {{\n{table}}};\nconst unsigned sg_symbol_count = {len(entries)};\n"
+    count = f"const unsigned sg_symbol_count = {len(entries)};\n"
+    return f"{head}{stubs}\nconst struct sg_symbol sg_symbols[] = {{\n{table}}};\n{count}"
 
 
 def nvml_source(rows: list[list[str]]) -> str:
