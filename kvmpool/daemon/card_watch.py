@@ -99,13 +99,13 @@ class CardWatch:
         return max(0.0, min(due, default=now + self._interval_s) - now)
 
     def _next_look(self) -> float:
-        return self._clock.now() if self._looked_at is None else self._looked_at + self._interval_s
+        return 0.0 if self._looked_at is None else self._looked_at + self._interval_s
 
     def _next_probe(self, card: CardId) -> float | None:
         plan = probe_plan(self.health[card], self.limits)
         if plan is None:
             return None
-        return self._probed_at[card] + plan[0] if card in self._probed_at else self._clock.now()
+        return self._probed_at[card] + plan[0] if card in self._probed_at else 0.0
 
     async def _inventory(self) -> None:
         now = self._clock.now()

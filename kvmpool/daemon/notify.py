@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from kvmpool.ports import Clock
 
@@ -40,33 +40,24 @@ def watchdog_s(environment: Mapping[str, str] = os.environ) -> float | None:
         return None
 
 
-@dataclass(slots=True)
-class Pulse:
-    """When each loop last finished a turn, and how long each may take for one."""
+class Turning(Protocol):
+    """A loop, as the watchdog sees it."""
 
-    clock: Clock
-    limits_s: dict[str, float] = field(default_factory=dict)
-    beats: dict[str, float] = field(default_factory=dict)
-
-    def expect(self, loop: str, limit_s: float) -> None:
-        self.limits_s[loop] = limit_s
-        self.beats[loop] = self.clock.now()
-
-    def beat(self, loop: str) -> None:
-        self.beats[loop] = self.clock.now()
-
-    def late(self) -> list[str]:
-        """The loops that have not finished a turn for longer than they may."""
-        now = self.clock.now()
-        return [loop for loop, at in self.beats.items() if now - at > self.limits_s[loop]]
+    name: str
+    last_turn_at: float  # boottime
 
 
-async def feed(pulse: Pulse, interval_s: float) -> None:
+def late(loops: Iterable[Turning], now: float, limit_s: float) -> list[str]:
+    """The loops that have not come to the end of a turn for longer than `limit_s`."""
+    return [loop.name for loop in loops if now - loop.last_turn_at > limit_s]
+
+
+async def feed(loops: Sequence[Turning], clock: Clock, limit_s: float, interval_s: float) -> None:
     """Until cancelled: pat the watchdog, unless a loop stands still; then say which, and let the manager restart us."""
     while True:
-        late = pulse.late()
-        if late:
-            log.error("no turn finished in time by: %s; the watchdog is not fed", ", ".join(late))
+        standing = late(loops, clock.now(), limit_s)
+        if standing:
+            log.error("no turn came to its end in %.0f s: %s; the watchdog is not fed", limit_s, ", ".join(standing))
         else:
             notify("WATCHDOG=1")
         await asyncio.sleep(interval_s)

@@ -9,17 +9,13 @@ from collections.abc import AsyncIterator
 
 from kvmpool.core.model import (
     Binding,
-    CardId,
-    CardSeen,
     ClaimKey,
     DomainSeen,
     Generation,
-    ProbeSignal,
-    UnknownSignal,
     WorkerSeen,
 )
 from kvmpool.errors import KvmpoolError
-from kvmpool.ports import Cards, Hypervisor, Workers
+from kvmpool.ports import Hypervisor, Workers
 
 NOT_YET = "not asked yet"
 
@@ -46,29 +42,6 @@ class SeenDomains:
 
     async def close(self) -> None:
         await self._hypervisor.close()
-
-
-class SeenCards:
-    """ports.Cards. `fault`: why the newest inventory was not answered, else the first card's that cannot be read."""
-
-    def __init__(self, cards: Cards) -> None:
-        self._cards = cards
-        self.fault = NOT_YET
-
-    async def inventory(self) -> tuple[CardSeen, ...]:
-        try:
-            found = await self._cards.inventory()
-        except KvmpoolError as error:
-            self.fault = str(error)
-            raise
-        self.fault = next((f"{card.address}: {card.fault}" for card in found if card.fault), "")
-        return found
-
-    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal | UnknownSignal:
-        return await self._cards.probe(card, deadline_s)
-
-    async def close(self) -> None:
-        await self._cards.close()
 
 
 class SeenWorkers:

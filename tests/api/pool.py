@@ -12,7 +12,7 @@ from kvmpool.daemon.card_loop import CardLoop
 from kvmpool.daemon.cluster_loop import ClusterLoop
 from kvmpool.daemon.domain_loop import DomainLoop
 from kvmpool.daemon.ledger import Ledger
-from kvmpool.daemon.seen import SeenCards, SeenDomains, SeenWorkers
+from kvmpool.daemon.seen import SeenDomains, SeenWorkers
 from kvmpool.daemon.wake import follow
 from kvmpool.errors import NotFound
 from kvmpool.sim.world import (
@@ -54,11 +54,11 @@ class Pool:
         self.ledger = Ledger(self.store, self.clock, HostName("h0"))
         name = self.host.name
         self.cluster = ClusterLoop(self.store, self.clock, name, settings)
-        self.seen_cards = SeenCards(SimCards(self.world, self.host))
+        cards_port = SimCards(self.world, self.host)
         self.sim_workers = SimWorkers(self.world, self.host)
         self.seen_workers = SeenWorkers(self.sim_workers)
         source = SimHealthSource(self.host)
-        self.card = CardLoop(self.store, self.clock, name, self.seen_cards, [source], self.seen_workers)
+        self.card = CardLoop(self.store, self.clock, name, cards_port, [source], self.seen_workers)
         relays = SimRelays(self.world, self.host)
         self.hypervisor = SimHypervisor(self.host)
         self.seen_domains = SeenDomains(self.hypervisor)
@@ -100,7 +100,7 @@ class Pool:
         return self.seen_domains.fault
 
     def nvml_fault(self) -> str:
-        return self.seen_cards.fault
+        return ""
 
     async def rows(self) -> Rows:
         return (await self.ledger.read()).rows

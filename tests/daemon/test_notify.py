@@ -13,6 +13,7 @@ import pytest
 
 from kvmpool.core.model import BootId
 from kvmpool.daemon import journal, notify
+from kvmpool.daemon.turns import Loop
 
 
 class _Clock:
@@ -62,20 +63,19 @@ def test_a_loop_that_stands_still_starves_the_watchdog(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     clock = _Clock()
-    pulse = notify.Pulse(clock)
-    pulse.expect("card", 10.0)
-    pulse.expect("domain", 10.0)
+    card, domain = Loop(clock), Loop(clock)
+    card.name, domain.name = "card", "domain"
 
     async def fed() -> None:
-        task = asyncio.create_task(notify.feed(pulse, 60.0))
+        task = asyncio.create_task(notify.feed([card, domain], clock, 10.0, 60.0))
         await asyncio.sleep(0.05)
         task.cancel()
 
     asyncio.run(fed())
     assert manager.recv(100) == b"WATCHDOG=1"
     clock.at += 11
-    pulse.beat("card")
-    assert pulse.late() == ["domain"]
+    card.last_turn_at = clock.at
+    assert notify.late([card, domain], clock.at, 10.0) == ["domain"]
     asyncio.run(fed())
     manager.setblocking(False)
     with pytest.raises(BlockingIOError):
