@@ -1,0 +1,223 @@
+"""What reports by itself that a card is sick: NVML's events, the kernel log, udev. One stream of signals.
+
+Implements ports.HealthSource. The same XID comes by several ways within a second: it is told once, and again only
+where the later word weighs differently (only the kernel's text of XID 154 names the recovery action).
+A source that fails is tried again and never ends the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from kvmpool.core.model import CardId, EccSignal, GoneSignal, HealthSignal, ProbeSignal, XidSignal
+from kvmpool.core.xid import XidClass, classify
+from kvmpool.device import kmsg, pci, udev
+from kvmpool.device.cards import SystemCards
+from kvmpool.device.kmsg import KernelXid
+from kvmpool.device.nvml import EventKind, Nvml, NvmlEvent
+from kvmpool.device.pci import BusState
+from kvmpool.device.udev import PciEvent, PciEventKind
+from kvmpool.errors import CardLost, Unreachable
+from kvmpool.ports import Clock
+
+log = logging.getLogger("kvmpool.device")
+
+ECHO_S = 1.0  # NVML and the kernel log tell the same XID some milliseconds apart
+RETRY_S = 1.0
+QUEUE_MAX = 4096  # echoes are dropped before; more than this waiting means that nobody reads
+NAMELESS_MAX = 256  # messages about addresses that no inventory has named yet
+NAMELESS_S = 30.0
+VERDICT_DEADLINE_S = 2.0
+
+
+class SystemHealthSource:
+    """One reader; `cards` names the addresses and is asked for NVML's verdict after an XID."""
+
+    def __init__(self, cards: SystemCards, clock: Clock, *, kernel_log: Path | None, udev_source: str = "udev") -> None:
+        """`kernel_log` None, `udev_source` "": not listened to."""
+        self._cards = cards
+        self._clock = clock
+        self._kernel_log = kernel_log
+        self._udev_source = udev_source
+        self._queue: asyncio.Queue[HealthSignal | None] = asyncio.Queue(QUEUE_MAX)
+        self._echoes: dict[tuple[CardId, int], dict[XidClass, float]] = {}
+        self._nameless: deque[tuple[float, KernelXid]] = deque(maxlen=NAMELESS_MAX)
+        self._asking: dict[CardId, float] = {}  # NVML's verdict was asked for, when
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._nvml_ends = threading.Event()
+        self._closed = threading.Event()
+
+    async def signals(self) -> AsyncIterator[HealthSignal]:
+        self._start()
+        try:
+            while (signal := await self._queue.get()) is not None:
+                yield signal
+        finally:
+            self._stop()
+
+    async def close(self) -> None:
+        self._stop()
+        while self._queue.full():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    # --- sources ------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._kernel_log is not None:
+            path = self._kernel_log
+            self._spawn(self._keep("kernel log", lambda: self._follow_kernel_log(path)))
+        if self._udev_source:
+            self._spawn(self._keep("udev", self._follow_udev))
+        if self._cards.nvml is not None:
+            nvml, loop = self._cards.nvml, asyncio.get_running_loop()
+            threading.Thread(target=self._watch_nvml, args=(nvml, loop), name="nvml events", daemon=True).start()
+        self._spawn(self._keep("roster", self._follow_roster))
+
+    def _stop(self) -> None:
+        self._closed.set()
+        self._nvml_ends.set()  # the thread ends within half a second, or hangs in the driver and ends with the process
+        for task in self._tasks:
+            task.cancel()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a source of health signals ended", exc_info=task.exception())
+
+    async def _keep(self, name: str, follow: Callable[[], Awaitable[None]]) -> None:
+        told = ""
+        while True:
+            try:
+                await follow()
+            except Unreachable as error:
+                if str(error) != told:
+                    log.warning("%s: %s", name, error)
+                told = str(error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow_kernel_log(self, path: Path) -> None:
+        async for found in kmsg.follow(path):
+            if not self._kernel_said(self._clock.now(), found):
+                self._nameless.append((self._clock.now(), found))
+
+    async def _follow_udev(self) -> None:
+        async for event in udev.follow(self._udev_source):
+            self._bus_said(event)
+
+    async def _follow_roster(self) -> None:
+        """When addresses get names: tell what waited for one, and watch the new cards too."""
+        version = self._cards.roster.version
+        while True:
+            await asyncio.sleep(RETRY_S / 4)
+            for at, found in [self._nameless.popleft() for _ in range(len(self._nameless))]:
+                if not self._kernel_said(at, found) and self._clock.now() - at < NAMELESS_S:
+                    self._nameless.append((at, found))
+            if version != self._cards.roster.version:
+                version = self._cards.roster.version
+                self._watch_all()
+
+    def _watch_all(self) -> None:
+        """End NVML's watch where it leaves out a card: the next one begins with a new list."""
+        known = {card.id for card in self._cards.roster.seen.values()}
+        if self._cards.nvml is not None and known - self._cards.nvml.watched:
+            self._nvml_ends.set()
+
+    def _watch_nvml(self, nvml: Nvml, loop: asyncio.AbstractEventLoop) -> None:
+        """A thread's life: the driver may hang it for ever, and nobody waits for it."""
+        told = ""
+
+        def tell(act: Callable[..., None], *what: object) -> None:
+            if not self._closed.is_set():
+                loop.call_soon_threadsafe(act, *what)
+
+        while not self._closed.is_set():
+            self._nvml_ends.clear()
+            if self._closed.is_set():
+                return  # it was set before it was cleared
+            try:
+                nvml.watch(lambda e: tell(self._nvml_said, e), lambda c: tell(self._nvml_lost, c), self._nvml_ends)
+                told = ""
+            except (Unreachable, CardLost) as error:
+                if str(error) != told:
+                    log.warning("NVML's events: %s; trying again", error)
+                told = str(error)
+                self._closed.wait(RETRY_S)
+            except RuntimeError:
+                return  # the loop is gone
+
+    # --- what they say ------------------------------------------------------------------------------------------------
+
+    def _kernel_said(self, at: float, found: KernelXid) -> bool:
+        """False: no card is known at that address (yet)."""
+        card = self._cards.roster.ids.get(found.address)
+        if card is None:
+            return False
+        self._xid(XidSignal(card, found.xid, at, found.text))
+        return True
+
+    def _nvml_said(self, event: NvmlEvent) -> None:
+        now = self._clock.now()
+        match event.kind:
+            case EventKind.XID:
+                self._xid(XidSignal(event.card, event.value, now))
+            case EventKind.DOUBLE_BIT:
+                self._put(EccSignal(event.card, now, "NVML: double-bit ECC error"))
+            case EventKind.RECOVERY_ACTION if event.value:
+                self._put(ProbeSignal(event.card, now, ok=True, recovery_action=event.value, text="NVML event"))
+            case EventKind.UNAVAILABLE:
+                self._put(ProbeSignal(event.card, now, ok=False, text="NVML: the card is unavailable"))
+            case _:
+                pass
+
+    def _nvml_lost(self, card: CardId) -> None:
+        self._put(ProbeSignal(card, self._clock.now(), ok=False, lost=True, text="NVML: GPU is lost"))
+
+    def _bus_said(self, event: PciEvent) -> None:
+        """Messages can be forged where netlink is shared: hard evidence is what sysfs shows."""
+        card, now = self._cards.roster.ids.get(event.address), self._clock.now()
+        if card is None:
+            return
+        state = pci.bus_state(self._cards.sysroot, event.address)
+        match event.kind:
+            case PciEventKind.REMOVED if state is BusState.GONE:
+                self._put(GoneSignal(card, now, f"{event.address} has left the bus"))
+            case PciEventKind.RECOVERY_BEGINS:
+                self._put(ProbeSignal(card, now, ok=False, text="the bus reported a fatal error (AER)"))
+            case PciEventKind.RECOVERY_FAILED:
+                self._put(ProbeSignal(card, now, ok=False, lost=True, text="the bus could not recover it (AER)"))
+            case _:
+                pass
+
+    def _xid(self, signal: XidSignal) -> None:
+        kind = classify(signal.xid, signal.text, signal.recovery_action)
+        told = self._echoes.setdefault((signal.card, signal.xid), {})
+        if signal.at - told.get(kind, -ECHO_S) < ECHO_S:
+            return
+        told[kind] = signal.at
+        self._put(signal)
+        if signal.at - self._asking.get(signal.card, -ECHO_S) >= ECHO_S:
+            self._asking[signal.card] = signal.at
+            self._spawn(self._ask_verdict(signal.card))
+
+    async def _ask_verdict(self, card: CardId) -> None:
+        """NVML's recovery action, or its loss; a slow answer says nothing here: the regular probe judges that."""
+        signal = await self._cards.probe(card, VERDICT_DEADLINE_S)
+        if isinstance(signal, ProbeSignal) and (signal.recovery_action or signal.lost):
+            self._put(signal)
+
+    def _put(self, signal: HealthSignal) -> None:
+        try:
+            self._queue.put_nowait(signal)
+        except asyncio.QueueFull:
+            log.error("health signals are not read: %s dropped", signal)

@@ -1,0 +1,102 @@
+"""Makes one list of cards out of what the PCI bus and the driver say, and says of each whether it may be believed.
+
+    bus and driver agree             a card
+    the driver is silent             a card with a fault: nothing is known of it
+    it reads all ones                a card with a fault: lost, or nearly
+    its address has left the bus     a card that is not present
+    the bus cannot be read           a card with a fault, whatever the driver says
+
+Values in, values out. This module does not read anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kvmpool.core.model import CardId, CardSeen
+from kvmpool.device.nvml import NvmlCard
+from kvmpool.device.pci import BusState, PciCard
+from kvmpool.device.roster import Roster
+
+NVIDIA_DRIVER = "nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at both. None: that side cannot be read."""
+
+    bus: tuple[PciCard, ...] | None
+    states: Mapping[str, BusState] = field(default_factory=dict)  # address -> of every card on the bus
+    on_bus: frozenset[str] = frozenset()  # all addresses of the bus, also of what is no card of ours
+    listed: tuple[NvmlCard, ...] | None = None
+    nvml_fault: str = ""  # why `listed` is None
+    nvml_slow: bool = False  # it is None because the driver did not answer in time; probes tell which card hangs
+
+
+def merged(look: Look, roster: Roster) -> tuple[CardSeen, ...]:
+    """All cards, sorted by address; the roster says who was where when all was well."""
+    listed = {card.address: card for card in look.listed or ()}
+    if look.bus is None:
+        return _sorted(_faulty(roster, card.address, card.id, "sysfs cannot be read") for card in listed.values())
+    seen = {card.address: _on_bus(card, listed.get(card.address), look, roster) for card in look.bus}
+    for address, card in listed.items():
+        if address not in seen and address not in look.on_bus:
+            seen[address] = _off_bus(roster, address, card.id)
+    for address, known in roster.seen.items():
+        if address not in seen and address not in look.on_bus:
+            seen[address] = _off_bus(roster, address, known.id)
+        elif address not in seen:
+            seen[address] = _faulty(roster, address, known.id, "sysfs no longer says that it is a card")
+    return _sorted(seen.values())
+
+
+def _on_bus(card: PciCard, nvml: NvmlCard | None, look: Look, roster: Roster) -> CardSeen:
+    known = roster.seen.get(card.address)
+    card_id = nvml.id if nvml else roster.ids.get(card.address, CardId(f"pci-{card.ids}-{card.address}"))
+    state = look.states.get(card.address, BusState.UNREADABLE)
+    if state is BusState.GONE:
+        return _off_bus(roster, card.address, card_id)
+    fault = card.fault or ("" if state is BusState.ANSWERS else state.value) or _driver_fault(card, nvml, look)
+    if not fault and nvml is None and known is not None:
+        return known  # the driver is slow: what it said before still holds
+    if fault or nvml is None:
+        return _faulty(roster, card.address, card_id, fault or look.nvml_fault)
+    return CardSeen(
+        id=nvml.id,
+        address=card.address,
+        model=nvml.model,
+        memory_mib=nvml.memory_mib,
+        driver=card.driver,
+        compute_capability=nvml.compute_capability,
+        numa_node=card.numa_node,
+    )
+
+
+def _driver_fault(card: PciCard, nvml: NvmlCard | None, look: Look) -> str:
+    if nvml is not None:
+        return nvml.fault
+    if card.driver != NVIDIA_DRIVER:
+        return f"it is bound to {card.driver}, not to {NVIDIA_DRIVER}" if card.driver else "it has no driver"
+    if look.listed is None:
+        return "" if look.nvml_slow else look.nvml_fault
+    return "the driver does not list it"
+
+
+def _off_bus(roster: Roster, address: str, card_id: CardId) -> CardSeen:
+    """Gone is what was there: an address that never was on the bus is a driver that lies, or another sysfs."""
+    if address not in roster.seen:
+        return _faulty(roster, address, card_id, "the driver lists it, sysfs does not")
+    return replace(_faulty(roster, address, card_id, f"{address} has left the bus"), present=False)
+
+
+def _faulty(roster: Roster, address: str, card_id: CardId, fault: str) -> CardSeen:
+    """What was known of it, with the fault."""
+    known = roster.seen.get(address)
+    if known is not None and known.id == card_id:
+        return replace(known, fault=fault)
+    return CardSeen(card_id, address, "", 0, fault=fault)
+
+
+def _sorted(cards: Iterable[CardSeen]) -> tuple[CardSeen, ...]:
+    return tuple(sorted(cards, key=lambda card: (card.address, card.id)))
