@@ -1,0 +1,34 @@
+/* What the worker tells the shim about a device and a function: bodies of replies, fixed layout. */
+#ifndef KVMPOOL_INFO_H
+#define KVMPOOL_INFO_H
+
+#include <stdint.h>
+
+#define KP_ATTRIBUTES 192 /* device attributes asked for: 1..191; CUDA 13.5 has 162 */
+#define KP_FUNCTION_ATTRIBUTES 16
+#define KP_PARAMS_MAX 1024 /* parameters of one kernel */
+#define KP_PARAM_BYTES_MAX 32764 /* of one launch; CUDA's own limit since 12.1 */
+#define KP_IMAGE_MAX (1ull << 28) /* bytes of one module image */
+#define KP_LOG_MAX 8192 /* bytes of a compiler's log */
+#define KP_TEXT_MAX 4096 /* bytes of a name, with its end */
+
+struct kp_device_info {
+    int32_t driver_version;
+    char name[124];
+    int32_t value[KP_ATTRIBUTES];
+    uint8_t known[KP_ATTRIBUTES]; /* 1 where the driver knows the attribute */
+};
+
+struct kp_param {
+    uint32_t offset, size;
+};
+
+struct kp_function_info {
+    int32_t value[KP_FUNCTION_ATTRIBUTES];
+    uint8_t known[KP_FUNCTION_ATTRIBUTES];
+    uint32_t params;
+    uint32_t layout_known; /* 0: the driver is too old to tell */
+    struct kp_param param[KP_PARAMS_MAX];
+};
+
+#endif

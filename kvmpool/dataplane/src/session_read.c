@@ -1,0 +1,69 @@
+/* Takes the guest's bytes off the socket, through one buffer, and checks each frame before anybody acts on it. */
+#define _GNU_SOURCE
+#include "session_state.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+int kp_take(struct kp_server *s, void *to, size_t bytes)
+{
+    unsigned char *at = to;
+
+    while (bytes > 0) {
+        if (s->in_at < s->in_end) {
+            size_t n = s->in_end - s->in_at < bytes ? s->in_end - s->in_at : bytes;
+            if (at != NULL) {
+                memcpy(at, s->in + s->in_at, n);
+                at += n;
+            }
+            s->in_at += n;
+            bytes -= n;
+            continue;
+        }
+        bool direct = at != NULL && bytes >= KP_READ_BYTES / 4;
+        ssize_t n = read(s->fd, direct ? at : s->in, direct ? bytes : KP_READ_BYTES);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n == 0 ? -ECONNRESET : -errno;
+        if (direct) {
+            at += n;
+            bytes -= (size_t)n;
+        } else {
+            s->in_at = 0;
+            s->in_end = (size_t)n;
+        }
+    }
+    return 0;
+}
+
+int kp_take_bulk_frame(struct kp_server *s, uint32_t seq, size_t left, uint32_t *length)
+{
+    unsigned char header[KP_HEADER_BYTES];
+    struct kp_frame frame;
+    int rc = kp_take(s, header, sizeof header);
+
+    if (rc == 0)
+        rc = kp_frame_check(header, &frame);
+    if (rc == 0 && (frame.op != KP_OP_DATA || frame.seq != seq || frame.flags != 0))
+        rc = -EPROTO;
+    if (rc == 0 && (frame.length == 0 || frame.length > left))
+        rc = -EPROTO;
+    if (rc == 0)
+        *length = frame.length;
+    return rc;
+}
+
+int kp_drain_bulk(struct kp_server *s, uint32_t seq, size_t left)
+{
+    uint32_t length;
+    int rc = 0;
+
+    while (rc == 0 && left > 0) {
+        if ((rc = kp_take_bulk_frame(s, seq, left, &length)) == 0)
+            rc = kp_take(s, NULL, length);
+        left -= rc == 0 ? length : 0;
+    }
+    return rc;
+}

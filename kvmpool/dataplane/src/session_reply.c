@@ -1,0 +1,75 @@
+/* Answers, and errors that come later than their call: the first is kept and told with the next answer. */
+#include "session_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Errors that leave a context unusable, by cuda.h's words for each. */
+static bool is_sticky(CUresult result)
+{
+    switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case 220 /* NVLINK_UNCORRECTABLE */:
+    case 226 /* CONTAINED */:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case 702 /* LAUNCH_TIMEOUT */:
+    case 710 /* ASSERT */:
+    case 714 /* HARDWARE_STACK_ERROR */:
+    case 715 /* ILLEGAL_INSTRUCTION */:
+    case 716 /* MISALIGNED_ADDRESS */:
+    case 717 /* INVALID_ADDRESS_SPACE */:
+    case 718 /* INVALID_PC */:
+    case CUDA_ERROR_LAUNCH_FAILED: return true;
+    default: return false;
+    }
+}
+
+void kp_note(struct kp_server *s, CUresult result)
+{
+    int none = 0;
+
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+        return;
+    atomic_compare_exchange_strong(&s->deferred, &none, result);
+    none = 0;
+    if (is_sticky(result))
+        atomic_compare_exchange_strong(&s->sticky, &none, result);
+}
+
+int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
+{
+    const struct kp_op_info *info = &kp_ops[w->op - KP_OP_CALLS];
+    struct kp_reply_head head = {.result = result};
+    unsigned char body[sizeof head + sizeof w->out], *whole = body;
+    uint32_t bytes = (uint32_t)(sizeof head + info->outs * sizeof w->out[0]);
+    int rc, none = 0;
+
+    if (is_sticky(result))
+        atomic_compare_exchange_strong(&s->sticky, &none, result);
+    head.sticky = atomic_load(&s->sticky);
+    if (w->give_bytes > 0 && (whole = malloc(bytes + w->give_bytes)) == NULL)
+        return -ENOMEM;
+    memcpy(whole, &head, sizeof head);
+    memcpy(whole + sizeof head, w->out, bytes - sizeof head);
+    if (w->give_bytes > 0)
+        memcpy(whole + bytes, w->give, w->give_bytes);
+    pthread_mutex_lock(&s->tx);
+    rc = kp_frame_write(s->fd, KP_OP_REPLY, 0, w->seq, whole, bytes + w->give_bytes);
+    pthread_mutex_unlock(&s->tx);
+    if (whole != body)
+        free(whole);
+    free(w->give);
+    w->give = NULL;
+    return rc;
+}
+
+int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t bytes)
+{
+    int rc;
+
+    pthread_mutex_lock(&s->tx);
+    rc = kp_frame_write(s->fd, KP_OP_DATA, 0, seq, data, bytes);
+    pthread_mutex_unlock(&s->tx);
+    return rc;
+}

@@ -1,0 +1,177 @@
+/* The session: welcome, then frames in order until the guest goes. See session.h. */
+#define _GNU_SOURCE
+#include "session_state.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void log_line(const struct kp_server *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void log_line(const struct kp_server *s, const char *format, ...)
+{
+    char line[256];
+    va_list arguments;
+    int used = snprintf(line, sizeof line, "session[%d] ", (int)getpid());
+
+    va_start(arguments, format);
+    used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);
+    va_end(arguments);
+    if (used > (int)sizeof line - 2)
+        used = (int)sizeof line - 2;
+    line[used++] = '\n';
+    if (s->session->log_fd >= 0 && write(s->session->log_fd, line, (size_t)used) < 0)
+        errno = 0; /* a full disk ends nobody's session */
+}
+
+static int decode(const struct kp_op_info *info, const struct kp_frame *frame, const unsigned char *body, struct kp_work *w)
+{
+    size_t number_bytes = info->numbers * sizeof w->in[0];
+
+    if (frame->length < number_bytes || (info->tail == KP_TAIL_NONE && frame->length != number_bytes))
+        return -EPROTO;
+    memcpy(w->in, body, number_bytes);
+    w->tail = body + number_bytes;
+    w->tail_bytes = frame->length - (uint32_t)number_bytes;
+    if (info->tail == KP_TAIL_TEXT) /* one end, at the end */
+        if (w->tail_bytes == 0 || w->tail_bytes > KP_TEXT_MAX || strnlen((const char *)w->tail, w->tail_bytes) != w->tail_bytes - 1)
+            return -EPROTO;
+    return 0;
+}
+
+/* What a call gets instead of being made: no context, or an earlier error that its caller has to hear first. */
+static CUresult refused(struct kp_server *s, const struct kp_op_info *info, const struct kp_work *w)
+{
+    if (!info->needs_context)
+        return CUDA_SUCCESS;
+    if (w->home == NULL)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return w->wanted ? atomic_exchange(&s->deferred, 0) : CUDA_SUCCESS;
+}
+
+static int run_call(struct kp_server *s, const struct kp_op_info *info, struct kp_work *w)
+{
+    int result = refused(s, info, w);
+
+    if (result == CUDA_SUCCESS && info->cls == KP_CLASS_BLOCKING)
+        return kp_wait_for(s, w);
+    if (result == CUDA_SUCCESS) {
+        result = info->run(s, w);
+    } else if (info->bulk == KP_BULK_IN) {
+        int rc = kp_drain_bulk(s, w->seq, w->in[1]); /* both bulk calls have their bytes there */
+        result = rc < 0 ? rc : result;
+    }
+    if (result < 0)
+        return result;
+    if (w->wanted)
+        return kp_reply(s, w, result);
+    kp_note(s, result);
+    free(w->give);
+    return 0;
+}
+
+static int serve_call(struct kp_server *s, const struct kp_frame *frame, const unsigned char *body)
+{
+    const struct kp_op_info *info;
+    struct kp_work work = {.op = frame->op, .seq = frame->seq, .home = s->home, .home_number = s->home_number};
+    int rc;
+
+    if (frame->op < KP_OP_CALLS || (int)frame->op >= (int)KP_OP_CALLS_END)
+        return -EPROTO;
+    info = &kp_ops[frame->op - KP_OP_CALLS];
+    work.wanted = (frame->flags & KP_FLAG_REPLY) != 0;
+    if (!work.wanted && info->cls != KP_CLASS_ASYNC)
+        return -EPROTO;
+    if ((rc = decode(info, frame, body, &work)) != 0)
+        return rc;
+    return run_call(s, info, &work);
+}
+
+/* One frame: 0 to go on, 1 after BYE, or a negative errno. */
+static int serve_frame(struct kp_server *s, unsigned char *body)
+{
+    unsigned char header[KP_HEADER_BYTES];
+    struct kp_frame frame;
+    uint64_t number;
+    int rc = kp_take(s, header, sizeof header);
+
+    if (rc == 0)
+        rc = kp_frame_check(header, &frame);
+    if (rc == 0 && frame.length > KP_CALL_MAX)
+        rc = -EPROTO;
+    if (rc == 0)
+        rc = kp_take(s, body, frame.length);
+    if (rc != 0)
+        return rc;
+    if (frame.op == KP_OP_BYE)
+        return 1;
+    if (frame.op != KP_OP_CONTEXT)
+        return serve_call(s, &frame, body);
+    if (frame.length != sizeof number)
+        return -EPROTO;
+    memcpy(&number, body, sizeof number);
+    return kp_enter_home(s, number);
+}
+
+static int welcome(struct kp_server *s, const struct kp_hello *hello)
+{
+    const uint8_t hash[16] = KP_CAPS_HASH;
+    struct kp_welcome answer = {.memory_bytes = s->session->memory_bytes};
+    int rc;
+
+    memcpy(answer.caps_hash, hash, sizeof hash);
+    memcpy(answer.uuid, s->session->uuid, sizeof answer.uuid);
+    snprintf(answer.pci, sizeof answer.pci, "%s", s->session->pci);
+    if (memcmp(hello->caps_hash, hash, sizeof hash) != 0) {
+        answer.status = -EPROTO;
+        snprintf(answer.text, sizeof answer.text, "the guest's libcuda.so.1 is of another build. Next: copy this host's shim into the guest");
+    } else {
+        answer.status = kp_driver_load(s, answer.text, sizeof answer.text);
+    }
+    if (answer.status != 0)
+        log_line(s, "refused %s: %s", hello->program, answer.text);
+    rc = kp_welcome_write(s->fd, &answer);
+    return answer.status != 0 ? answer.status : rc;
+}
+
+/* Everything the session needs, at its start; it is never given back, because the process ends with the session. */
+static struct kp_server *make_server(const struct kp_session *session, int fd, const struct kp_hello *hello)
+{
+    struct kp_server *s = calloc(1, sizeof *s);
+
+    if (s == NULL)
+        return NULL;
+    s->session = session;
+    s->fd = fd;
+    s->va_base = hello->va_base;
+    s->in = malloc(KP_READ_BYTES);
+    s->pages = calloc(KP_VA_WINDOW / KP_VA_PAGE, sizeof *s->pages);
+    s->queue_end = &s->queue;
+    pthread_mutex_init(&s->handles_lock, NULL);
+    pthread_mutex_init(&s->tx, NULL);
+    pthread_mutex_init(&s->queue_lock, NULL);
+    pthread_cond_init(&s->queued, NULL);
+    return s->in != NULL && s->pages != NULL ? s : NULL;
+}
+
+int kp_session_run(const struct kp_session *session, int fd, const struct kp_hello *hello)
+{
+    struct kp_server *s = make_server(session, fd, hello);
+    unsigned char *body = malloc(KP_CALL_MAX + 1);
+    int rc;
+
+    if (s == NULL || body == NULL)
+        return -ENOMEM;
+    if ((rc = welcome(s, hello)) != 0)
+        return rc == -EPIPE ? 0 : rc;
+    log_line(s, "serves %s (pid %u in the guest)", hello->program, hello->pid);
+    while ((rc = serve_frame(s, body)) == 0)
+        ;
+    if (rc == 1 || rc == -ECONNRESET || rc == -EPIPE)
+        rc = 0;
+    log_line(s, "ends: %s", rc == 0 ? "the guest went" : strerror(-rc));
+    return rc;
+}

@@ -1,0 +1,145 @@
+/* What the session's files share: one guest process's half of the connection in the worker. */
+#ifndef KVMPOOL_SESSION_STATE_H
+#define KVMPOOL_SESSION_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "calls.h"
+#include "cuda_abi.h"
+#include "frame.h"
+#include "handles.h"
+#include "info.h"
+#include "session.h"
+#include "session_driver.h"
+
+#define KP_CALL_MAX 65536u /* bytes of a call's own body; more than numbers, a launch's parameters or a name never need */
+#define KP_READ_BYTES (4 * KP_CALL_MAX)
+#define KP_SLOTS_IN 8u  /* page-locked, of KP_BODY_MAX bytes: copies in flight to the card */
+#define KP_SLOTS_OUT 2u /* one is sent while the other is filled */
+#define KP_WAITERS_MAX 64u /* calls that block at once; one more makes the reader wait */
+
+enum kp_class { KP_CLASS_ASYNC, KP_CLASS_SYNC, KP_CLASS_BLOCKING };
+enum kp_tail { KP_TAIL_NONE, KP_TAIL_TEXT, KP_TAIL_BYTES };
+enum kp_bulk { KP_BULK_NONE, KP_BULK_IN, KP_BULK_OUT };
+
+struct kp_slot {
+    unsigned char *memory;
+    CUevent event;
+    bool busy, pinned;
+};
+
+/* A context of the guest and the staging memory that lives and dies with it. */
+struct kp_home {
+    CUcontext context;
+    struct kp_slot in[KP_SLOTS_IN], out[KP_SLOTS_OUT];
+    unsigned next_in;
+    pthread_mutex_t out_lock;
+};
+
+/* One call, decoded. A handler returns a CUresult, or a negative errno that ends the session. */
+struct kp_work {
+    uint16_t op;
+    bool wanted; /* a reply is waited for */
+    uint32_t seq;
+    struct kp_home *home;
+    uint64_t home_number;
+    uint64_t in[KP_IN_MAX], out[KP_OUT_MAX];
+    const unsigned char *tail;
+    uint32_t tail_bytes;
+    void *give; /* reply bytes: allocated by the handler, freed after the reply */
+    uint32_t give_bytes;
+    struct kp_work *next;
+};
+
+struct kp_mapping;
+
+struct kp_server {
+    const struct kp_session *session;
+    int fd;
+    uint64_t va_base;
+    struct kp_driver driver;
+    CUdevice device;
+
+    struct kp_handles handles;
+    pthread_mutex_t handles_lock;
+    struct kp_home *home; /* current, NULL: none */
+    uint64_t home_number;
+
+    atomic_int deferred; /* first asynchronous error that nobody was told of */
+    atomic_int sticky;   /* error that the context does not recover from */
+
+    unsigned char *in; /* KP_READ_BYTES, made at start */
+    size_t in_at, in_end;
+    pthread_mutex_t tx;
+
+    struct kp_mapping **pages; /* by page of the window */
+
+    pthread_mutex_t queue_lock;
+    pthread_cond_t queued;
+    struct kp_work *queue, **queue_end;
+    unsigned waiters, idle;
+};
+
+struct kp_op_info {
+    const char *name;
+    enum kp_class cls;
+    unsigned numbers, outs;
+    enum kp_tail tail;
+    enum kp_bulk bulk;
+    bool needs_context;
+    int (*run)(struct kp_server *s, struct kp_work *w);
+};
+
+struct kp_driver_symbol {
+    const char *name;
+    size_t offset; /* into struct kp_driver */
+};
+
+extern const struct kp_op_info kp_ops[];
+extern const struct kp_driver_symbol kp_driver_symbols[];
+extern const unsigned kp_driver_symbol_count;
+
+/* session_load.c: 0 or -ENODEV, with one line in `text`. */
+int kp_driver_load(struct kp_server *s, char *text, size_t room);
+
+/* session_read.c: the stream from the guest. */
+int kp_take(struct kp_server *s, void *to, size_t bytes); /* `to` NULL: thrown away */
+int kp_take_bulk_frame(struct kp_server *s, uint32_t seq, size_t left, uint32_t *length); /* header of the next DATA */
+int kp_drain_bulk(struct kp_server *s, uint32_t seq, size_t left);
+
+/* session_reply.c */
+void kp_note(struct kp_server *s, CUresult result); /* an asynchronous call's */
+int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result);
+int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t bytes);
+
+/* session_wait.c: runs a call that may block, on a thread that may. */
+int kp_wait_for(struct kp_server *s, const struct kp_work *w);
+
+/* session_objects.c */
+int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **object); /* or CUDA_ERROR_INVALID_HANDLE */
+int kp_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, enum kp_kind kind, void *object);
+void kp_forget(struct kp_server *s, uint64_t number);
+int kp_enter_home(struct kp_server *s, uint64_t number);
+
+/* session_memory.c */
+void kp_memory_drop(struct kp_server *s, uint64_t home_number);
+
+/* Handlers that are written by hand; why, says calls.toml. */
+int kp_do_device_info(struct kp_server *s, struct kp_work *w);
+int kp_do_context_create(struct kp_server *s, struct kp_work *w);
+int kp_do_context_destroy(struct kp_server *s, struct kp_work *w);
+int kp_do_module_load(struct kp_server *s, struct kp_work *w);
+int kp_do_function_get(struct kp_server *s, struct kp_work *w);
+int kp_do_function_set(struct kp_server *s, struct kp_work *w);
+int kp_do_launch(struct kp_server *s, struct kp_work *w);
+int kp_do_alloc(struct kp_server *s, struct kp_work *w);
+int kp_do_free(struct kp_server *s, struct kp_work *w);
+int kp_do_copy_in(struct kp_server *s, struct kp_work *w);
+int kp_do_copy_out(struct kp_server *s, struct kp_work *w);
+int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w);
+
+#endif

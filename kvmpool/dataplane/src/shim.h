@@ -1,0 +1,170 @@
+/* The guest's half: what the shim's files share. The shim is a guest in somebody's process: it never prints, never
+ * exits, takes no signal and survives fork. Its only global is the connection, `kp_shim` (and each thread's contexts).
+ */
+#ifndef KVMPOOL_SHIM_H
+#define KVMPOOL_SHIM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "calls.h"
+#include "cuda_abi.h"
+#include "frame.h"
+#include "handles.h"
+#include "info.h"
+#include "shim_api.h"
+
+#define KP_EXPORT __attribute__((visibility("default")))
+#define KP_OUT_BYTES 65536u /* of calls that wait to be sent together */
+#define KP_DRIVER_VERSION 13000 /* highest API version the shim implements */
+#define KP_VA_BASE 0x300000000000ull /* the device addresses of a session: free in any x86-64 process, also under ASan */
+
+/* Where a reply goes. `out` takes `outs` numbers, then `bytes` up to `room`; `bulk` exactly `bulk_bytes` of DATA. */
+struct kp_answer {
+    uint64_t *out;
+    unsigned outs;
+    void *bytes;
+    size_t room, got;
+    void *bulk;
+    size_t bulk_bytes;
+};
+
+struct kp_waiter;
+
+struct kp_stats {
+    uint64_t round_trips, frames, writes, bytes_out, bytes_in, dials;
+};
+
+/* The connection. `tx` orders everything that is sent and guards all but the members of the receiving side. */
+struct kp_link {
+    int fd; /* -1: none */
+    atomic_bool lost; /* the worker is gone; until the next dial */
+    uint32_t epoch;   /* counts dials: a context of an older one is dead */
+    uint32_t seq;
+    uint64_t context; /* that the worker knows as current */
+    atomic_int sticky;
+    size_t filled;
+    unsigned char out[KP_OUT_BYTES];
+
+    pthread_mutex_t rx;
+    pthread_cond_t idle; /* nobody receives and nobody waits */
+    bool reading;
+    struct kp_waiter *waiters;
+    size_t in_at, in_end;
+    unsigned char in[16384];
+};
+
+struct kp_context {
+    uint64_t number;
+    uint32_t epoch;
+    unsigned flags, version;
+    bool primary;
+    unsigned attached;
+};
+
+struct kp_function {
+    uint64_t module;
+    uint32_t param_bytes; /* of its parameter buffer */
+    struct kp_function_info info;
+    char name[];
+};
+
+struct kp_shim {
+    pthread_mutex_t tx;
+    pthread_cond_t filled; /* the flusher's */
+    atomic_int ready;      /* cuInit has succeeded */
+    atomic_bool forked;    /* this is a child of the process that called cuInit */
+    bool flusher, synchronous;
+    struct kp_link link;
+    struct kp_handles handles;
+    struct kp_welcome welcome;
+    struct kp_device_info device;
+    uint64_t primary; /* the primary context's handle, 0: none */
+    unsigned primary_refs, primary_flags;
+    unsigned char params[KP_PARAM_BYTES_MAX + 4]; /* of the launch that is being packed */
+    struct kp_stats stats;
+};
+
+extern struct kp_shim kp_shim;
+
+/* shim_life.c */
+CUresult kp_start(void);
+CUresult kp_unsupported(const char *name);
+void kp_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* shim_dial.c: a connected socket (blocking, with a timeout while it greets), or a CUresult in *why. */
+int kp_dial(struct kp_welcome *welcome, CUresult *why);
+
+/* shim_link.c. kp_enter takes `tx` when it returns 0; kp_send, kp_ask and kp_leave give it back. */
+CUresult kp_enter(void);        /* for a call that runs in the thread's current context */
+CUresult kp_enter_device(void); /* for one that needs no context: dials again where the worker was lost */
+CUresult kp_leave(CUresult result);
+CUresult kp_send(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes);
+CUresult kp_ask(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,
+                struct kp_answer *answer);
+CUresult kp_send_bulk(uint16_t op, const uint64_t *numbers, unsigned count, const void *bulk, size_t bytes,
+                      struct kp_answer *answer); /* answer NULL: not waited for */
+CUresult kp_link_open(void);
+int kp_link_flush(void); /* with `tx` held */
+void kp_link_put(uint16_t op, uint16_t flags, uint32_t seq, const uint64_t *numbers, unsigned count, const void *tail,
+                 uint32_t tail_bytes); /* with `tx` held */
+
+/* shim_receive.c: waits for the reply to `seq`, whose waiter was entered while `tx` was held. */
+struct kp_waiter {
+    uint32_t seq;
+    bool done, reader;
+    CUresult result;
+    size_t bulk_got;
+    struct kp_answer *answer;
+    pthread_cond_t woken;
+    struct kp_waiter *next;
+};
+void kp_expect(struct kp_waiter *waiter, uint32_t seq, struct kp_answer *answer);
+CUresult kp_await(struct kp_waiter *waiter);
+void kp_link_lose(const char *why);
+
+/* shim_objects.c, with `tx` held: handles as the program sees them. */
+uint64_t kp_object_new(enum kp_kind kind);
+void kp_object_drop(uint64_t number);
+CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *number);
+CUresult kp_stream_number(CUstream stream, uint64_t *number);
+CUresult kp_device_number(CUdeviceptr address, uint64_t *number);
+CUstream kp_per_thread(CUstream stream);
+
+/* shim_context.c */
+uint64_t kp_current(void); /* this thread's context's handle, 0: none */
+struct kp_context *kp_context_of(uint64_t number); /* with `tx` held */
+
+/* shim_space.c, with `tx` held: device addresses. */
+CUdeviceptr kp_space_take(size_t bytes, uint64_t context); /* 0: the window is full */
+bool kp_space_give(CUdeviceptr address); /* false: not the start of an allocation */
+bool kp_space_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes);
+uint64_t kp_space_context(CUdeviceptr address); /* the context it was allocated in, 0: none */
+void kp_space_drop(uint64_t context); /* all that was allocated in it */
+
+/* shim_module.c, with `tx` held: NULL where it is no function. */
+struct kp_function *kp_function_of(CUfunction f);
+
+/* shim_host.c: page-locked host memory, which is plain memory here. */
+bool kp_host_find(const void *address, void **start, size_t *bytes);
+
+CUresult kp_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
+
+struct kp_proc {
+    const char *name;
+    void *function;
+    int version;
+    int per_thread;
+};
+struct kp_error {
+    CUresult code;
+    const char *name, *words;
+};
+extern const struct kp_proc kp_procs[], kp_unsupported_procs[]; /* sorted by name, then version */
+extern const struct kp_error kp_errors[];
+extern const unsigned kp_proc_count, kp_unsupported_proc_count, kp_error_count;
+
+#endif

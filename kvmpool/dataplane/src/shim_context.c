@@ -1,0 +1,379 @@
+/* Contexts: each thread's stack is kept here, the contexts themselves are the worker's.
+ *
+ * A context of a lost connection stays a valid handle that answers CUDA_ERROR_DEVICE_UNAVAILABLE until it is destroyed;
+ * the next one that is created dials again.
+ */
+#include "shim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define STACK_MAX 64
+#define API_VERSION 3020 /* what cuCtxGetApiVersion has answered since CUDA 3.2 */
+#define CONTEXT_FLAGS 0x7fu
+
+static __thread uint64_t stack[STACK_MAX];
+static __thread unsigned depth;
+
+uint64_t kp_current(void)
+{
+    return depth > 0 ? stack[depth - 1] : 0;
+}
+
+struct kp_context *kp_context_of(uint64_t number)
+{
+    struct kp_handle *entry = kp_handles_get(&kp_shim.handles, number, KP_CONTEXT);
+
+    return entry != NULL ? entry->value : NULL;
+}
+
+static CUresult check_ready(void)
+{
+    return atomic_load(&kp_shim.forked) || !atomic_load(&kp_shim.ready) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+}
+
+/* Makes a context on the device, dialling again where the worker was lost; not current yet. */
+static CUresult create(unsigned flags, unsigned version, bool primary, uint64_t *number)
+{
+    struct kp_answer answer = {0};
+    struct kp_context *context;
+    uint64_t in[KP_CONTEXT_CREATE_IN];
+    CUresult rc;
+
+    if ((rc = kp_enter_device()) != CUDA_SUCCESS)
+        return rc;
+    if ((context = calloc(1, sizeof *context)) == NULL)
+        return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    *context = (struct kp_context){.epoch = kp_shim.link.epoch, .flags = flags, .version = version, .primary = primary, .attached = 1};
+    context->number = kp_handles_new(&kp_shim.handles, KP_CONTEXT, context, 0);
+    if (context->number == 0) {
+        free(context);
+        return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    *number = in[KP_CONTEXT_CREATE_HANDLE] = context->number;
+    in[KP_CONTEXT_CREATE_FLAGS] = flags;
+    rc = kp_ask(KP_OP_context_create, in, KP_CONTEXT_CREATE_IN, NULL, 0, &answer);
+    if (rc != CUDA_SUCCESS) {
+        pthread_mutex_lock(&kp_shim.tx);
+        kp_object_drop(*number);
+        kp_leave(rc);
+    }
+    return rc;
+}
+
+/* Ends a context and all that lives in it, whether or not its worker is still there. */
+static CUresult destroy(uint64_t number)
+{
+    struct kp_link *link = &kp_shim.link;
+    struct kp_answer answer = {0};
+    struct kp_context *context;
+    CUresult rc = check_ready();
+    uint32_t epoch;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    pthread_mutex_lock(&kp_shim.tx);
+    if ((context = kp_context_of(number)) == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
+    epoch = context->epoch;
+    kp_object_drop(number);
+    kp_space_drop(number);
+    for (unsigned i = 0; i < depth; i++) /* this thread's only, as CUDA does; others get CONTEXT_IS_DESTROYED */
+        if (stack[i] == number && i == depth - 1)
+            depth--;
+    if (link->context == number)
+        link->context = 0;
+    if (epoch != link->epoch || atomic_load(&link->lost))
+        return kp_leave(CUDA_SUCCESS);
+    atomic_store(&link->sticky, CUDA_SUCCESS);
+    rc = kp_ask(KP_OP_context_destroy, &number, 1, NULL, 0, &answer);
+    atomic_store(&link->sticky, CUDA_SUCCESS);
+    return atomic_load(&link->lost) ? CUDA_SUCCESS : rc;
+}
+
+CUresult kp_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    uint64_t number;
+    CUresult rc = check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (dev != 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (pctx == NULL || (flags & ~CONTEXT_FLAGS) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (depth == STACK_MAX)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if ((rc = create(flags, API_VERSION, false, &number)) != CUDA_SUCCESS)
+        return rc;
+    stack[depth++] = number;
+    *pctx = (CUcontext)(uintptr_t)number;
+    return CUDA_SUCCESS;
+}
+
+CUresult kp_cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice dev)
+{
+    return params != NULL || count != 0 ? kp_unsupported("cuCtxCreate_v3") : kp_cuCtxCreate_v2(pctx, flags, dev);
+}
+
+CUresult kp_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
+{
+    if (params != NULL && (params->execAffinityParams != NULL || params->cigParams != NULL))
+        return kp_unsupported("cuCtxCreate_v4");
+    return kp_cuCtxCreate_v2(pctx, flags, dev);
+}
+
+CUresult kp_cuCtxDestroy_v2(CUcontext ctx)
+{
+    uint64_t number = (uint64_t)(uintptr_t)ctx;
+
+    pthread_mutex_lock(&kp_shim.tx);
+    bool primary = number != 0 && number == kp_shim.primary;
+    pthread_mutex_unlock(&kp_shim.tx);
+    return primary ? CUDA_ERROR_INVALID_CONTEXT : destroy(number);
+}
+
+CUresult kp_cuCtxAttach(CUcontext *pctx, unsigned int flags)
+{
+    struct kp_context *context;
+    CUresult rc = check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (pctx == NULL || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&kp_shim.tx);
+    if ((context = kp_context_of(kp_current())) == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
+    context->attached++;
+    *pctx = (CUcontext)(uintptr_t)context->number;
+    return kp_leave(CUDA_SUCCESS);
+}
+
+CUresult kp_cuCtxDetach(CUcontext ctx)
+{
+    uint64_t number = (uint64_t)(uintptr_t)ctx;
+    struct kp_context *context;
+    CUresult rc = check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    pthread_mutex_lock(&kp_shim.tx);
+    if ((context = kp_context_of(number)) == NULL || number != kp_current())
+        return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
+    bool last = --context->attached == 0;
+    kp_leave(CUDA_SUCCESS);
+    return last ? kp_cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
+}
+
+static CUresult check_context(CUcontext ctx)
+{
+    CUresult rc = check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    pthread_mutex_lock(&kp_shim.tx);
+    return kp_leave(kp_context_of((uint64_t)(uintptr_t)ctx) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
+}
+
+CUresult kp_cuCtxPushCurrent_v2(CUcontext ctx)
+{
+    CUresult rc = check_context(ctx);
+
+    if (rc == CUDA_SUCCESS && depth == STACK_MAX)
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS)
+        stack[depth++] = (uint64_t)(uintptr_t)ctx;
+    return rc;
+}
+
+CUresult kp_cuCtxPopCurrent_v2(CUcontext *pctx)
+{
+    CUresult rc = check_ready();
+
+    if (rc == CUDA_SUCCESS && depth == 0)
+        rc = CUDA_ERROR_INVALID_CONTEXT;
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (pctx != NULL)
+        *pctx = (CUcontext)(uintptr_t)stack[depth - 1];
+    depth--;
+    return CUDA_SUCCESS;
+}
+
+CUresult kp_cuCtxSetCurrent(CUcontext ctx)
+{
+    CUresult rc = ctx != NULL ? check_context(ctx) : check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (ctx == NULL)
+        depth -= depth > 0;
+    else if (depth == 0)
+        stack[depth++] = (uint64_t)(uintptr_t)ctx;
+    else
+        stack[depth - 1] = (uint64_t)(uintptr_t)ctx;
+    return CUDA_SUCCESS;
+}
+
+CUresult kp_cuCtxGetCurrent(CUcontext *pctx)
+{
+    CUresult rc = check_ready();
+
+    if (rc == CUDA_SUCCESS && pctx == NULL)
+        rc = CUDA_ERROR_INVALID_VALUE;
+    if (rc == CUDA_SUCCESS)
+        *pctx = (CUcontext)(uintptr_t)kp_current();
+    return rc;
+}
+
+/* Copies the context out, so that it may be read without `tx`. NULL means the current one. */
+static CUresult read_context(CUcontext ctx, struct kp_context *to)
+{
+    uint64_t number = ctx != NULL ? (uint64_t)(uintptr_t)ctx : kp_current();
+    struct kp_context *context;
+    CUresult rc = check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    pthread_mutex_lock(&kp_shim.tx);
+    if ((context = kp_context_of(number)) == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
+    *to = *context;
+    return kp_leave(CUDA_SUCCESS);
+}
+
+CUresult kp_cuCtxGetDevice(CUdevice *device)
+{
+    return kp_cuCtxGetDevice_v2(device, NULL);
+}
+
+CUresult kp_cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
+{
+    struct kp_context context = {0};
+    CUresult rc = device == NULL ? CUDA_ERROR_INVALID_VALUE : read_context(ctx, &context);
+
+    if (rc == CUDA_SUCCESS)
+        *device = 0;
+    return rc;
+}
+
+CUresult kp_cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
+{
+    struct kp_context context = {0};
+    CUresult rc = version == NULL ? CUDA_ERROR_INVALID_VALUE : read_context(ctx, &context);
+
+    if (rc == CUDA_SUCCESS)
+        *version = context.version;
+    return rc;
+}
+
+CUresult kp_cuCtxGetFlags(unsigned int *flags)
+{
+    struct kp_context context = {0};
+    CUresult rc = flags == NULL ? CUDA_ERROR_INVALID_VALUE : read_context(NULL, &context);
+
+    if (rc == CUDA_SUCCESS)
+        *flags = context.flags;
+    return rc;
+}
+
+CUresult kp_cuCtxGetId(CUcontext ctx, unsigned long long *id)
+{
+    struct kp_context context = {0};
+    CUresult rc = id == NULL ? CUDA_ERROR_INVALID_VALUE : read_context(ctx, &context);
+
+    if (rc == CUDA_SUCCESS)
+        *id = context.number;
+    return rc;
+}
+
+CUresult kp_cuCtxSynchronize_v2(CUcontext ctx)
+{
+    CUresult rc = ctx != NULL ? kp_cuCtxPushCurrent_v2(ctx) : CUDA_SUCCESS;
+
+    if (rc == CUDA_SUCCESS)
+        rc = kp_cuCtxSynchronize();
+    if (ctx != NULL && rc != CUDA_ERROR_INVALID_CONTEXT)
+        kp_cuCtxPopCurrent_v2(NULL);
+    return rc;
+}
+
+CUresult kp_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+{
+    static pthread_mutex_t retaining = PTHREAD_MUTEX_INITIALIZER;
+    CUresult rc = check_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (pctx == NULL || dev != 0)
+        return pctx == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&retaining);
+    if (kp_shim.primary == 0)
+        rc = create(kp_shim.primary_flags, API_VERSION, true, &kp_shim.primary);
+    if (rc != CUDA_SUCCESS)
+        kp_shim.primary = 0;
+    else
+        kp_shim.primary_refs++;
+    *pctx = (CUcontext)(uintptr_t)kp_shim.primary;
+    pthread_mutex_unlock(&retaining);
+    return rc;
+}
+
+/* Ends the primary context where `all`, else once nobody holds it. */
+static CUresult let_primary_go(CUdevice dev, bool all)
+{
+    CUresult rc = check_ready();
+    uint64_t number;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (dev != 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&kp_shim.tx);
+    number = kp_shim.primary;
+    if (number == 0)
+        return kp_leave(all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
+    if (!all && --kp_shim.primary_refs > 0)
+        return kp_leave(CUDA_SUCCESS);
+    kp_shim.primary = 0;
+    kp_shim.primary_refs = 0;
+    kp_leave(CUDA_SUCCESS);
+    return destroy(number);
+}
+
+CUresult kp_cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+    return let_primary_go(dev, false);
+}
+
+CUresult kp_cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+    return let_primary_go(dev, true);
+}
+
+CUresult kp_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
+{
+    CUresult rc = check_ready();
+
+    if (rc == CUDA_SUCCESS && dev != 0)
+        rc = CUDA_ERROR_INVALID_DEVICE;
+    if (rc == CUDA_SUCCESS && flags != NULL)
+        *flags = kp_shim.primary_flags;
+    if (rc == CUDA_SUCCESS && active != NULL)
+        *active = kp_shim.primary != 0;
+    return rc;
+}
+
+CUresult kp_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
+{
+    CUresult rc = check_ready();
+
+    if (rc == CUDA_SUCCESS && dev != 0)
+        rc = CUDA_ERROR_INVALID_DEVICE;
+    if (rc == CUDA_SUCCESS && (flags & ~CONTEXT_FLAGS) != 0)
+        rc = CUDA_ERROR_INVALID_VALUE;
+    if (rc == CUDA_SUCCESS)
+        kp_shim.primary_flags = flags;
+    return rc;
+}

@@ -1,0 +1,238 @@
+/* Finds the endpoint and greets: where the claim's worker is reached, and what it says.
+ *
+ * Order: KVMPOOL_ENDPOINT, /etc/kvmpool/guest.conf, /run/kvmpool/{endpoint,token,claim} (from fw_cfg), the host's vsock
+ * port. An endpoint is unix:/path, tcp:HOST:PORT or vsock:CID:PORT; HOST is a number, or a name where the C library can
+ * resolve one. This file does not send calls.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/vm_sockets.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define GREETING_SECONDS 30 /* a worker that starts its driver takes a few; a lost packet on the way more */
+#define TEXT_MAX 256
+
+struct endpoint {
+    char address[TEXT_MAX];
+    char token[sizeof((struct kp_hello *)0)->token];
+    char claim[sizeof((struct kp_hello *)0)->claim];
+};
+
+/* The first line of a file, without spaces at its ends; false where there is none. */
+static bool read_line(const char *path, char *to, size_t room)
+{
+    FILE *file = fopen(path, "re");
+    bool found = file != NULL && fgets(to, (int)room, file) != NULL;
+
+    if (file != NULL)
+        fclose(file);
+    if (found)
+        to[strcspn(to, "\r\n \t")] = 0;
+    return found && to[0] != 0;
+}
+
+/* guest.conf: lines `endpoint = X`, `token = X`, `claim = X`; others are passed over. */
+static void read_config(const char *path, struct endpoint *to)
+{
+    char line[TEXT_MAX], key[32], value[TEXT_MAX];
+    FILE *file = fopen(path, "re");
+
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, " %31[a-z] = %255s", key, value) != 2)
+            continue;
+        if (strcmp(key, "endpoint") == 0)
+            snprintf(to->address, sizeof to->address, "%s", value);
+        if (strcmp(key, "token") == 0)
+            snprintf(to->token, sizeof to->token, "%.*s", (int)sizeof to->token - 1, value);
+        if (strcmp(key, "claim") == 0)
+            snprintf(to->claim, sizeof to->claim, "%.*s", (int)sizeof to->claim - 1, value);
+    }
+    if (file != NULL)
+        fclose(file);
+}
+
+static void from_environment(const char *name, char *to, size_t room)
+{
+    const char *value = getenv(name);
+
+    if (value != NULL)
+        snprintf(to, room, "%s", value);
+}
+
+static void find_endpoint(struct endpoint *to)
+{
+    const char *no_vsock = getenv("KVMPOOL_NO_VSOCK");
+
+    *to = (struct endpoint){.claim = "gpu0"};
+    read_line("/run/kvmpool/claim", to->claim, sizeof to->claim);
+    from_environment("KVMPOOL_ENDPOINT", to->address, sizeof to->address);
+    if (to->address[0] == 0)
+        read_config("/etc/kvmpool/guest.conf", to);
+    if (to->address[0] == 0 && read_line("/run/kvmpool/endpoint", to->address, sizeof to->address))
+        read_line("/run/kvmpool/token", to->token, sizeof to->token);
+    if (to->address[0] == 0 && (no_vsock == NULL || strcmp(no_vsock, "1") != 0))
+        snprintf(to->address, sizeof to->address, "vsock:%u:%u", VMADDR_CID_HOST, KP_PORT);
+    from_environment("KVMPOOL_TOKEN", to->token, sizeof to->token);
+    from_environment("KVMPOOL_CLAIM", to->claim, sizeof to->claim);
+}
+
+static int connected(int fd, const struct sockaddr *address, socklen_t length)
+{
+    int rc;
+
+    if (fd < 0)
+        return -errno;
+    do
+        rc = connect(fd, address, length);
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0) {
+        rc = -errno;
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+static int connect_unix(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    if (strlen(path) >= sizeof address.sun_path)
+        return -ENAMETOOLONG;
+    strcpy(address.sun_path, path);
+    return connected(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&address, sizeof address);
+}
+
+static int connect_tcp(char *host)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV}, *found, *at;
+    char *port = strrchr(host, ':');
+    int one = 1, fd = -ENOENT;
+
+    if (port == NULL)
+        return -EINVAL;
+    *port++ = 0;
+    if (host[0] == '[' && port - host > 2) { /* [::1]:port */
+        host++;
+        host[strcspn(host, "]")] = 0;
+    }
+    if (getaddrinfo(host, port, &hints, &found) != 0) { /* numbers first: they need no resolver of the C library */
+        hints.ai_flags = AI_NUMERICSERV;
+        if (getaddrinfo(host, port, &hints, &found) != 0)
+            return -EHOSTUNREACH;
+    }
+    for (at = found; at != NULL && fd < 0; at = at->ai_next)
+        fd = connected(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), at->ai_addr, at->ai_addrlen);
+    freeaddrinfo(found);
+    if (fd >= 0)
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return fd;
+}
+
+static int connect_vsock(const char *text)
+{
+    struct sockaddr_vm address = {.svm_family = AF_VSOCK};
+
+    if (sscanf(text, "%u:%u", &address.svm_cid, &address.svm_port) != 2)
+        return -EINVAL;
+    return connected(socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&address, sizeof address);
+}
+
+static int connect_endpoint(char *address)
+{
+    if (strncmp(address, "unix:", 5) == 0)
+        return connect_unix(address + 5);
+    if (strncmp(address, "tcp:", 4) == 0)
+        return connect_tcp(address + 4);
+    if (strncmp(address, "vsock:", 6) == 0)
+        return connect_vsock(address + 6);
+    return -EINVAL;
+}
+
+static void limit_wait(int fd, int seconds)
+{
+    struct timeval limit = {.tv_sec = seconds};
+
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+static int greet(int fd, const struct endpoint *endpoint, struct kp_welcome *welcome)
+{
+    const uint8_t hash[16] = KP_CAPS_HASH;
+    struct kp_hello hello = {.wire_version = KP_WIRE_VERSION, .pid = (uint32_t)getpid(), .va_base = KP_VA_BASE};
+    const char *program = program_invocation_short_name;
+    int rc;
+
+    memcpy(hello.caps_hash, hash, sizeof hash);
+    snprintf(hello.claim, sizeof hello.claim, "%s", endpoint->claim);
+    snprintf(hello.token, sizeof hello.token, "%s", endpoint->token);
+    for (size_t i = 0; program != NULL && program[i] != 0 && i < sizeof hello.program - 1; i++)
+        hello.program[i] = program[i] >= 0x20 && program[i] <= 0x7e ? program[i] : '?';
+    if (getrandom(&hello.nonce, sizeof hello.nonce, GRND_NONBLOCK) < 0)
+        hello.nonce = (uint64_t)getpid();
+    if (kp_hello_check(&hello, sizeof hello, &hello) != 0)
+        return -EINVAL;
+    limit_wait(fd, GREETING_SECONDS);
+    rc = kp_hello_write(fd, &hello);
+    if (rc == 0)
+        rc = kp_welcome_read(fd, welcome);
+    limit_wait(fd, 0);
+    return rc;
+}
+
+/* What CUDA says where the relay or worker said `status`. */
+static CUresult refusal(int status)
+{
+    switch (status) {
+    case -ENOENT:
+    case -EACCES:
+    case -EPERM: return CUDA_ERROR_NO_DEVICE;
+    case -ENOMEM: return CUDA_ERROR_OUT_OF_MEMORY;
+    case -EPROTO: return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    default: return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
+}
+
+int kp_dial(struct kp_welcome *welcome, CUresult *why)
+{
+    struct endpoint endpoint;
+    char address[TEXT_MAX];
+    int fd, rc;
+
+    find_endpoint(&endpoint);
+    if (endpoint.address[0] == 0) {
+        kp_log("no endpoint: set KVMPOOL_ENDPOINT or write /etc/kvmpool/guest.conf");
+        *why = CUDA_ERROR_NO_DEVICE;
+        return -1;
+    }
+    memcpy(address, endpoint.address, sizeof address);
+    if ((fd = connect_endpoint(address)) < 0) {
+        kp_log("%s: %s", endpoint.address, strerror(-fd));
+        *why = fd == -EINVAL || fd == -ENODEV || fd == -EAFNOSUPPORT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
+        return -1;
+    }
+    rc = greet(fd, &endpoint, welcome);
+    if (rc == 0 && welcome->status == 0) {
+        kp_log("%s: claim %s, %llu bytes", endpoint.address, endpoint.claim, (unsigned long long)welcome->memory_bytes);
+        return fd;
+    }
+    kp_log("%s: claim %s: %s", endpoint.address, endpoint.claim, rc != 0 ? strerror(-rc) : welcome->text);
+    *why = rc != 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : refusal(welcome->status);
+    if (rc == -EINVAL)
+        *why = CUDA_ERROR_NO_DEVICE;
+    close(fd);
+    return -1;
+}

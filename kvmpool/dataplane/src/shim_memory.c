@@ -1,0 +1,199 @@
+/* Device memory: allocation at addresses the shim chose, and copies, whose bytes follow their call. */
+#include "shim.h"
+
+#include <string.h>
+
+CUresult kp_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+    struct kp_answer answer = {0};
+    uint64_t in[KP_ALLOC_IN];
+    CUresult rc;
+
+    if (dptr == NULL || bytesize == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((rc = kp_enter()) != CUDA_SUCCESS)
+        return rc;
+    if (bytesize > kp_shim.welcome.memory_bytes || (in[KP_ALLOC_VA] = kp_space_take(bytesize, kp_current())) == 0)
+        return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    in[KP_ALLOC_BYTES] = bytesize;
+    rc = kp_ask(KP_OP_alloc, in, KP_ALLOC_IN, NULL, 0, &answer);
+    if (rc == CUDA_SUCCESS) {
+        *dptr = in[KP_ALLOC_VA];
+    } else {
+        pthread_mutex_lock(&kp_shim.tx);
+        kp_space_give(in[KP_ALLOC_VA]);
+        kp_leave(rc);
+    }
+    return rc;
+}
+
+CUresult kp_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    size_t row = (width + 511) & ~(size_t)511, bytes;
+    CUresult rc;
+
+    if (pitch == NULL || width == 0 || height == 0 || (element != 4 && element != 8 && element != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (row < width || __builtin_mul_overflow(row, height, &bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((rc = kp_cuMemAlloc_v2(dptr, bytes)) == CUDA_SUCCESS)
+        *pitch = row;
+    return rc;
+}
+
+CUresult kp_cuMemFree_v2(CUdeviceptr dptr)
+{
+    uint64_t in[KP_FREE_IN] = {[KP_FREE_VA] = dptr};
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (dptr == 0)
+        return kp_leave(CUDA_SUCCESS);
+    if (!kp_space_give(dptr))
+        return kp_leave(CUDA_ERROR_INVALID_VALUE);
+    return kp_send(KP_OP_free, in, KP_FREE_IN, NULL, 0);
+}
+
+CUresult kp_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
+{
+    CUdeviceptr start;
+    size_t bytes;
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!kp_space_find(dptr, &start, &bytes))
+        return kp_leave(CUDA_ERROR_NOT_FOUND);
+    if (base != NULL)
+        *base = start;
+    if (size != NULL)
+        *size = bytes;
+    return kp_leave(CUDA_SUCCESS);
+}
+
+/* An address in the window must be in an allocation and end in it; others are module variables, the driver knows them. */
+static CUresult check_range(CUdeviceptr address, size_t bytes)
+{
+    CUdeviceptr start;
+    size_t room;
+
+    if (address == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (address < KP_VA_BASE || address - KP_VA_BASE >= KP_VA_WINDOW)
+        return CUDA_SUCCESS;
+    if (!kp_space_find(address, &start, &room) || bytes > room - (address - start))
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+/* The host's bytes are read before this returns, so nobody need wait: CUDA promises no more for pageable memory. */
+CUresult kp_cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t bytes, CUstream hStream)
+{
+    uint64_t in[KP_COPY_IN_IN] = {[KP_COPY_IN_VA] = dstDevice, [KP_COPY_IN_BYTES] = bytes};
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (bytes == 0)
+        return kp_leave(CUDA_SUCCESS);
+    if (srcHost == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_VALUE);
+    if ((rc = check_range(dstDevice, bytes)) != CUDA_SUCCESS)
+        return kp_leave(rc);
+    if ((rc = kp_stream_number(hStream, &in[KP_COPY_IN_STREAM])) != CUDA_SUCCESS)
+        return kp_leave(rc);
+    return kp_send_bulk(KP_OP_copy_in, in, KP_COPY_IN_IN, srcHost, bytes, NULL);
+}
+
+/* Waits for the bytes also where the host memory is page-locked: later than the program must expect, never earlier. */
+CUresult kp_cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t bytes, CUstream hStream)
+{
+    uint64_t in[KP_COPY_OUT_IN] = {[KP_COPY_OUT_VA] = srcDevice, [KP_COPY_OUT_BYTES] = bytes};
+    struct kp_answer answer = {.bulk = dstHost, .bulk_bytes = bytes};
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (bytes == 0)
+        return kp_leave(CUDA_SUCCESS);
+    if (dstHost == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_VALUE);
+    if ((rc = check_range(srcDevice, bytes)) != CUDA_SUCCESS)
+        return kp_leave(rc);
+    if ((rc = kp_stream_number(hStream, &in[KP_COPY_OUT_STREAM])) != CUDA_SUCCESS)
+        return kp_leave(rc);
+    return kp_ask(KP_OP_copy_out, in, KP_COPY_OUT_IN, NULL, 0, &answer);
+}
+
+static bool on_device(CUdeviceptr address)
+{
+    return address >= KP_VA_BASE && address - KP_VA_BASE < KP_VA_WINDOW;
+}
+
+/* Unified addressing: which side an address is on shows in the address, because the window is the shim's. */
+CUresult kp_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream hStream)
+{
+    if (on_device(dst) && on_device(src))
+        return kp_cuMemcpyDtoDAsync_v2(dst, src, bytes, hStream);
+    if (on_device(dst))
+        return kp_cuMemcpyHtoDAsync_v2(dst, (const void *)(uintptr_t)src, bytes, hStream);
+    if (on_device(src))
+        return kp_cuMemcpyDtoHAsync_v2((void *)(uintptr_t)dst, src, bytes, hStream);
+    if (kp_host_find((void *)(uintptr_t)dst, NULL, NULL) && kp_host_find((void *)(uintptr_t)src, NULL, NULL)) {
+        CUresult rc = kp_cuStreamSynchronize(hStream);
+        if (rc == CUDA_SUCCESS)
+            memmove((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes);
+        return rc;
+    }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* One attribute of a device address; `data` is of the attribute's type. */
+static CUresult attribute_of(CUdeviceptr ptr, CUpointer_attribute attribute, void *data)
+{
+    CUdeviceptr start;
+    size_t bytes;
+
+    if (!kp_space_find(ptr, &start, &bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(uint64_t *)data = kp_space_context(ptr); break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = 2 /* device */; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = ptr; break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = start; break;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = start; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = bytes; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)data = 1; break;
+    default: return kp_unsupported("cuPointerGetAttribute of this attribute");
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult kp_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (data == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_VALUE);
+    if (kp_host_find((void *)(uintptr_t)ptr, NULL, NULL) && attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+        *(unsigned *)data = 1; /* host */
+        return kp_leave(CUDA_SUCCESS);
+    }
+    return kp_leave(attribute_of(ptr, attribute, data));
+}
+
+CUresult kp_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
+{
+    if (count == 0 || attributes == NULL || data == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) /* an unknown pointer is no error here: what cannot be told becomes 0 */
+        if (kp_cuPointerGetAttribute(data[i], attributes[i], ptr) == CUDA_ERROR_INVALID_VALUE && data[i] != NULL)
+            *(unsigned *)data[i] = attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? (unsigned)-2 : 0;
+    return CUDA_SUCCESS;
+}

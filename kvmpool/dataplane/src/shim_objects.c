@@ -1,0 +1,96 @@
+/* Handles as the program sees them: made, checked and dropped, all with `tx` held. */
+#include "shim.h"
+
+#include <stdlib.h>
+
+#define THREAD_STREAMS 8 /* contexts a thread uses its per-thread default stream in */
+
+struct thread_stream {
+    uint64_t context, stream;
+};
+
+static __thread struct thread_stream thread_streams[THREAD_STREAMS];
+
+uint64_t kp_object_new(enum kp_kind kind)
+{
+    return kp_handles_new(&kp_shim.handles, kind, NULL, kp_current());
+}
+
+static void release(struct kp_handle *entry)
+{
+    if (kp_handle_kind(entry->number) == KP_CONTEXT || kp_handle_kind(entry->number) == KP_FUNCTION)
+        free(entry->value);
+}
+
+void kp_object_drop(uint64_t number)
+{
+    struct kp_handle *entry = kp_handles_get(&kp_shim.handles, number, kp_handle_kind(number));
+
+    if (entry == NULL)
+        return;
+    kp_handles_drop_children(&kp_shim.handles, number, release);
+    release(entry);
+    kp_handles_drop(&kp_shim.handles, number);
+}
+
+CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *number)
+{
+    *number = (uint64_t)(uintptr_t)object;
+    return kp_handles_get(&kp_shim.handles, *number, kind) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* The thread's own default stream in its context, made on first use: the worker has one thread, so none of its own. */
+static CUresult own_stream(uint64_t *number)
+{
+    struct thread_stream *slot = NULL;
+    uint64_t context = kp_current(), in[2];
+
+    for (unsigned i = 0; i < THREAD_STREAMS; i++) {
+        struct thread_stream *each = &thread_streams[i];
+        if (each->stream != 0 && kp_handles_get(&kp_shim.handles, each->stream, KP_STREAM) == NULL)
+            each->stream = 0;
+        if (each->stream != 0 && each->context == context) {
+            *number = each->stream;
+            return CUDA_SUCCESS;
+        }
+        if (each->stream == 0)
+            slot = each;
+    }
+    if (slot == NULL || (in[0] = kp_object_new(KP_STREAM)) == 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    in[1] = 0; /* blocking: it synchronises with the legacy stream, as CUDA's does */
+    *slot = (struct thread_stream){context, in[0]};
+    kp_link_put(KP_OP_cuStreamCreate, 0, kp_shim.link.seq++, in, 2, NULL, 0);
+    *number = in[0];
+    return CUDA_SUCCESS;
+}
+
+CUresult kp_stream_number(CUstream stream, uint64_t *number)
+{
+    if (stream == NULL || stream == CU_STREAM_LEGACY) {
+        *number = 0;
+        return CUDA_SUCCESS;
+    }
+    if (stream == CU_STREAM_PER_THREAD)
+        return own_stream(number);
+    return kp_object_number(KP_STREAM, stream, number);
+}
+
+CUstream kp_per_thread(CUstream stream)
+{
+    return stream == NULL ? CU_STREAM_PER_THREAD : stream;
+}
+
+CUresult kp_device_number(CUdeviceptr address, uint64_t *number)
+{
+    CUdeviceptr start;
+    size_t bytes;
+
+    *number = address;
+    if (address == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (address < KP_VA_BASE || address - KP_VA_BASE >= KP_VA_WINDOW)
+        return CUDA_SUCCESS; /* a module's variable: the worker's driver knows */
+    return kp_space_find(address, &start, &bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
