@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 from kvmpool.errors import NotFound, Refused
+from kvmpool.lab import process
 from kvmpool.lab.process import ProcessId
 
 _STATE, _LOCK = "state.json", "lock"
 _OURS = {_STATE, _STATE + ".new", _LOCK}  # what a folder holds before the first host
 _HOME = "kvmpool-lab"
 _VERSION = 1
+_LOCK_S = 0.5  # a killed `up` may leave a child between its fork and its exec, with the lock still open
 
 
 def default_folder(name: str) -> Path:
@@ -108,10 +111,8 @@ class Folder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with (self.path / _LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Refused(f"{self.path}: another `kvmpool lab` is at work there. Next: wait for it") from None
+            if not process.holds_within(lambda: _taken(file), _LOCK_S):
+                raise Refused(f"{self.path}: another `kvmpool lab` is at work there. Next: wait for it")
             yield
 
     def remove(self) -> None:
@@ -129,3 +130,11 @@ class Folder:
         if self.path.parent.name == _HOME:
             with suppress(OSError):  # another lab is in it
                 self.path.parent.rmdir()
+
+
+def _taken(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

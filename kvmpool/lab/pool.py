@@ -31,6 +31,7 @@ SOFTGPU = "/run/kvmpool-softgpu"  # inside the host
 SOCKET = "/run/kvmpool/kvmpoold.sock"
 _FILES = "/run/kvmpool-lab"  # channels, consoles, XML and the guest's initramfs, inside the host
 _INITRD = f"{_FILES}/guest.cpio"
+_KVMPOOLD = (sys.executable, "-m", "kvmpool.kvmpoold")
 _KVMPOOLD_S = 20.0  # 1-2 s on an idle machine: Python's imports
 
 _CONFIG = f"""\
@@ -145,11 +146,11 @@ class Lab:
         """Install the hook, as `kvmpool host join` does on any host."""
         host.run(sys.executable, "-m", "kvmpool.cli.main", "host", "join")
 
-    def start_kvmpoold(self, host: Host) -> None:
-        """Start it and return when its API answers."""
+    def start_kvmpoold(self, host: Host, command: Sequence[str] = _KVMPOOLD, *, wait: bool = True) -> None:
+        """Start it (or what stands in for it) and return when its API answers."""
         libraries = {"LD_LIBRARY_PATH": str(native("softgpu-cuda").parent)}
-        host.start_daemon("kvmpoold", sys.executable, "-m", "kvmpool.kvmpoold", environment=libraries)
-        if not process.holds_within(lambda: self._answers(host), _KVMPOOLD_S, 0.05):
+        host.start_daemon("kvmpoold", *command, environment=libraries)
+        if wait and not process.holds_within(lambda: self._answers(host), _KVMPOOLD_S, 0.05):
             raise host.silent("kvmpoold", "does not answer")
 
     def _answers(self, host: Host) -> bool:

@@ -66,7 +66,8 @@ class _Story:
         self._fail_card(host)
         after = self._device()
         if after != before:
-            raise Wrong(f"the guest's device changed: {before} became {after}")
+            changed = [name for name, value in before.items() if after.get(name) != value]
+            raise Wrong(f"the guest's device changed its {', '.join(changed)}: {before} became {after}")
         self.line("the guest still has the same endpoint, uuid and memory size")
         self._compute()
         self._stop(host)
@@ -96,12 +97,10 @@ class _Story:
         endpoint = self._in_guest("cat /run/kvmpool/endpoint", 10.0).strip()
         said = self._in_guest("deviceQuery")
         fields = dict(re.findall(r"^\s*(\S[^:\n]*?)\s*:\s*(\S.*?)\s*$", said, re.MULTILINE))
-        uuid = next((value for name, value in fields.items() if "uuid" in name.lower()), "")
-        memory = next((value for name, value in fields.items() if "memory" in name.lower()), "")
-        if not endpoint or not uuid or not memory:
-            raise Wrong(f"deviceQuery in the guest says neither uuid nor memory: {said.strip()[-300:]}")
-        self.line(f"guest: deviceQuery: {uuid}, {memory}, endpoint {endpoint}")
-        return {"endpoint": endpoint, "uuid": uuid, "memory": memory}
+        if missing := [name for name in ("name", "uuid", "memory MiB") if not fields.get(name)]:
+            raise Wrong(f"guest: deviceQuery does not say {', '.join(missing)}: {said.strip()[-300:]}")
+        self.line(f"guest: deviceQuery: {fields['uuid']}, {fields['memory MiB']} MiB, endpoint {endpoint}")
+        return {"endpoint": endpoint, **fields}
 
     def _in_guest(self, script: str, timeout_s: float = _PROGRAM_S) -> str:
         """What it printed. Raises Wrong unless it exits with 0."""

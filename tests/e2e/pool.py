@@ -47,12 +47,15 @@ class Pool:
         if not self.all_healthy():
             self._renew_cards()
 
-    def _renew_cards(self) -> None:
-        """New cards and a new store: a card that failed is rightly not trusted again for a long time."""
+    def forget_everything(self) -> None:
+        """End kvmpoold, and make new cards and no store: a card that failed is rightly not trusted for a long time."""
         self.host.end_daemon("kvmpoold")
         for file in self.host.outside("/var/lib/kvmpool").iterdir():
             file.unlink()
         softgpu.create(self.host.outside(SOFTGPU), CARDS)
+
+    def _renew_cards(self) -> None:
+        self.forget_everything()
         self.lab.start_kvmpoold(self.host)
         until(self.all_healthy, 15.0, "a new card is not healthy")
 

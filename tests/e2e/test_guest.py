@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 def test_the_guest_s_libcuda_is_found_by_soname_without_a_preload(pool: Pool) -> None:
     pool.start(vm())
     loader = "/lib64/ld-linux-x86-64.so.2"
-    ran = pool.run(f"echo preload=$LD_PRELOAD path=$LD_LIBRARY_PATH; {loader} --list $(which vectorAdd)")
+    ran = pool.run(f"echo preload=$LD_PRELOAD path=$LD_LIBRARY_PATH; {loader} --list $(which hog)")
     assert "preload= path=\n" in ran.output
     assert f"libcuda.so.1 => {_SHIM}" in ran.output
     assert pool.run("env -i /usr/local/bin/vectorAdd").code == 0
