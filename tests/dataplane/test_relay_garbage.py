@@ -147,7 +147,7 @@ def test_a_token_is_wanted_on_a_network(plane: Plane) -> None:
         assert word.startswith(f"failed {plane.folder}/{token}: ")
 
 
-@pytest.mark.parametrize("endpoint", ["tcp:127.0.0.1", "tcp:127.0.0.1:99999", "tcp:x:1", "unix:relative", "udp:1", ""])
+@pytest.mark.parametrize("endpoint", ["tcp:127.0.0.1", "tcp:0:99999", "tcp:::1:1", "tcp:[]:1", "unix:x", "udp:1", ""])
 def test_an_endpoint_that_cannot_be_is_one_line(plane: Plane, endpoint: str) -> None:
     (plane.folder / "token").write_text("0123456789abcdef0123456789abcdef")
     options = ("--uuid", "u", "--domain", "vm0", "--dir", str(plane.folder / "r"), "--endpoint", endpoint)

@@ -45,7 +45,7 @@ struct relay_guest {
     size_t received;
     unsigned char bytes[KP_HEADER_BYTES + sizeof(struct kp_hello)];
     struct relay_claim *claim; /* from GUEST_WAITING on */
-    char peer[48];
+    char peer[64];
 };
 
 enum relay_claim_state { CLAIM_FREE, CLAIM_UNPOINTED, CLAIM_CONNECTING, CLAIM_POINTED, CLAIM_LOST };

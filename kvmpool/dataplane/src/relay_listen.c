@@ -1,7 +1,7 @@
-/* relay_listen.c: the endpoint: "tcp:ADDRESS:PORT" (port 0: chosen here), "unix:/path", "vsock:2:PORT" (the acceptor listens). */
+/* relay_listen.c: the endpoint: "tcp:HOST:PORT" (port 0: chosen here), "unix:/path", "vsock:2:PORT" (the acceptor listens). */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void on_listener(struct kp_watch *watch, uint32_t events)
 {
     struct sockaddr_storage address = { 0 };
     socklen_t size = sizeof(address);
-    char peer[48] = "unix";
+    char peer[sizeof(the_relay.guests[0].peer)] = "unix";
     int fd = accept4(watch->fd, (struct sockaddr *)&address, &size, SOCK_CLOEXEC);
 
     (void)events;
@@ -44,45 +44,75 @@ static void on_listener(struct kp_watch *watch, uint32_t events)
         }
         return;
     }
-    if (address.ss_family == AF_INET) {
-        const struct sockaddr_in *from = (const struct sockaddr_in *)&address;
-        char text[INET_ADDRSTRLEN] = "?";
+    if (address.ss_family == AF_INET || address.ss_family == AF_INET6) {
+        char host[INET6_ADDRSTRLEN] = "?", port[8] = "?";
 
-        inet_ntop(AF_INET, &from->sin_addr, text, sizeof(text));
-        snprintf(peer, sizeof(peer), "%s:%u", text, ntohs(from->sin_port));
+        getnameinfo((struct sockaddr *)&address, size, host, sizeof(host), port, sizeof(port),
+                    NI_NUMERICHOST | NI_NUMERICSERV);
+        snprintf(peer, sizeof(peer), "%s port %s", host, port);
         make_tcp_quick(fd);
     }
     relay_guest_admit(&the_relay, fd, peer, 0);
 }
 
-static int listen_tcp(struct relay *relay, const char *rest)
+/* "ADDRESS:PORT" or "[ADDRESS6]:PORT": where the address begins and ends, and the port. */
+static int split(const char *rest, char *host, size_t size, uint64_t *port)
 {
-    struct sockaddr_in address = { .sin_family = AF_INET };
-    socklen_t size = sizeof(address);
-    char host[INET_ADDRSTRLEN];
     const char *colon = strrchr(rest, ':');
-    const int on = 1;
-    uint64_t port;
-    int fd, rc = 0;
+    size_t length;
 
-    if (!colon || (size_t)(colon - rest) >= sizeof(host) || kp_number(colon + 1, 65535, &port))
+    if (!colon || kp_number(colon + 1, 65535, port))
         return -EINVAL;
-    memcpy(host, rest, (size_t)(colon - rest));
-    host[colon - rest] = '\0';
-    if (inet_pton(AF_INET, host, &address.sin_addr) != 1)
+    length = (size_t)(colon - rest);
+    if (length >= 2 && rest[0] == '[' && rest[length - 1] == ']') {
+        rest++;
+        length -= 2;
+    } else if (memchr(rest, ':', length)) {
         return -EINVAL;
-    address.sin_port = htons((uint16_t)port);
-    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    }
+    if (!length || length >= size)
+        return -EINVAL;
+    memcpy(host, rest, length);
+    host[length] = '\0';
+    return 0;
+}
+
+static int bind_and_listen(const struct addrinfo *at, uint64_t *port)
+{
+    struct sockaddr_storage bound = { 0 };
+    socklen_t size = sizeof(bound);
+    int rc, fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int on = 1;
+
     if (fd < 0)
         return -errno;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* reopened at the same port while old connections fade */
-    if (bind(fd, (struct sockaddr *)&address, size) || listen(fd, TCP_BACKLOG) ||
-        getsockname(fd, (struct sockaddr *)&address, &size)) {
-        rc = -errno;
-        close(fd);
-        return rc;
+    if (!bind(fd, at->ai_addr, at->ai_addrlen) && !listen(fd, TCP_BACKLOG) &&
+        !getsockname(fd, (struct sockaddr *)&bound, &size)) {
+        *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                  : ((struct sockaddr_in *)&bound)->sin_port);
+        return fd;
     }
-    snprintf(relay->endpoint, sizeof(relay->endpoint), "tcp:%s:%u", host, ntohs(address.sin_port));
+    rc = -errno;
+    close(fd);
+    return rc;
+}
+
+static int listen_tcp(struct relay *relay, const char *rest)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV };
+    struct addrinfo *found = NULL;
+    char host[RELAY_ENDPOINT_MAX];
+    uint64_t port;
+    int fd;
+
+    if (split(rest, host, sizeof(host), &port) || getaddrinfo(host, strrchr(rest, ':') + 1, &hints, &found))
+        return -EINVAL;
+    fd = bind_and_listen(found, &port);
+    freeaddrinfo(found);
+    if (fd >= 0) /* the address as it was given: what a guest can dial is for the configuration to know */
+        snprintf(relay->endpoint, sizeof(relay->endpoint), "tcp:%.*s:%u", (int)(strrchr(rest, ':') - rest), rest,
+                 (unsigned)port);
     return fd;
 }
 
