@@ -108,7 +108,7 @@ def apply(plan: Plan) -> None:
         try:
             _perform(action)
         except OSError as error:
-            raise Refused(f"cannot {action.verb} {action.path}: {error.strerror}. Next: run as root") from error
+            raise Refused(f"cannot {action.verb} {action.path}: {error.strerror}. Next: be root; the root folder must exist") from error
 
 
 def _perform(action: Action) -> None:
