@@ -29,6 +29,7 @@ log = logging.getLogger("kvmpool.device")
 
 ECHO_S = 1.0  # NVML and the kernel log tell the same XID some milliseconds apart
 RETRY_S = 1.0
+FIRST_RETRY_S = 0.05  # a card's loss ends NVML's watch of all cards: the others must not be unheard for long
 QUEUE_MAX = 4096  # echoes are dropped before; more than this waiting means that nobody reads
 NAMELESS_MAX = 256  # messages about addresses that no inventory has named yet
 NAMELESS_S = 30.0
@@ -141,10 +142,12 @@ class SystemHealthSource:
             if not self._closed.is_set():
                 loop.call_soon_threadsafe(act, *what)
 
+        pause_s = FIRST_RETRY_S
         while not self._closed.is_set():
             self._nvml_ends.clear()
             if self._closed.is_set():
                 return  # it was set before it was cleared
+            begun = self._clock.now()
             try:
                 nvml.watch(lambda e: tell(self._nvml_said, e), lambda c: tell(self._nvml_lost, c), self._nvml_ends)
                 told = ""
@@ -152,7 +155,9 @@ class SystemHealthSource:
                 if str(error) != told:
                     log.warning("NVML's events: %s; trying again", error)
                 told = str(error)
-                self._closed.wait(RETRY_S)
+                held = self._clock.now() - begun > 2 * RETRY_S
+                pause_s = FIRST_RETRY_S if held else min(RETRY_S, 2 * pause_s)
+                self._closed.wait(pause_s)
             except RuntimeError:
                 return  # the loop is gone
 
