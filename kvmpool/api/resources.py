@@ -185,7 +185,8 @@ class Resources:
         for _ in range(_TRIES):
             page = await self._ledger.read()
             told = self._ledger.event("breaker", "closed", f"by {by}")
-            change = Change(puts=[breaker.closed(page.rows.breaker)], events=[told])
+            closed = breaker.closed(page.rows.breaker, page.rows.cards.values(), self._clock.now())
+            change = Change(puts=[closed], events=[told])
             if await unless_conflict(self._ledger.commit(page, change)):
                 self._wake("breaker closed")
                 return await self.breaker()

@@ -8,8 +8,10 @@ closes it (`closed`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from kvmpool.core.health import OUT_OF_SERVICE
 from kvmpool.core.model import Breaker, Card, CardId, HostName, Rows, Settings
 
 _Entry = tuple[float, CardId]
@@ -21,7 +23,11 @@ def would_trip(rows: Rows, failing: CardId, pending: tuple[CardId, ...], setting
     Counts incidents, one a card, in the window: more than max(minimum, 30 %) of the cards of its host, or more than
     max(minimum, 20 %) of the pool's. The minimum keeps a pool of two cards able to lose one.
     """
+    known = {card for at, card in rows.breaker.acknowledged if _recent(at, settings, now)}
+    if failing in known:
+        return ""
     entries = [*_window(rows.breaker, settings, now), *((now, card) for card in pending), (now, failing)]
+    entries = [entry for entry in entries if entry[1] not in known]
     host = rows.cards[failing].host
     on_host = [entry for entry in entries if entry[1] in rows.cards and rows.cards[entry[1]].host == host]
     for found, cards, fraction, where in (
@@ -49,16 +55,18 @@ def record(breaker: Breaker, card: CardId | None, broken: str, settings: Setting
     breaks = tuple(entry for entry in breaker.broken if _recent(entry[0], settings, now))
     if broken:
         breaks = (*breaks, (now, broken))
-    return replace(breaker, failovers=failovers, broken=breaks)
+    acknowledged = tuple(entry for entry in breaker.acknowledged if _recent(entry[0], settings, now))
+    return replace(breaker, failovers=failovers, broken=breaks, acknowledged=acknowledged)
 
 
 def opened(breaker: Breaker, reason: str, now: float) -> Breaker:
     return replace(breaker, open_reason=reason, opened_at=now)
 
 
-def closed(breaker: Breaker) -> Breaker:
-    """A person has looked: start counting anew."""
-    return replace(breaker, failovers=(), open_reason="", opened_at=0.0)
+def closed(breaker: Breaker, cards: Iterable[Card], now: float) -> Breaker:
+    """A person has looked: start counting anew. Those of `cards` that are out of service were looked at too."""
+    looked_at = tuple((now, card.id) for card in cards if card.health.verdict in OUT_OF_SERVICE)
+    return replace(breaker, failovers=(), open_reason="", opened_at=0.0, acknowledged=looked_at)
 
 
 def _window(breaker: Breaker, settings: Settings, now: float) -> tuple[_Entry, ...]:

@@ -130,6 +130,7 @@ def first_failing(claim: Claim, card: Card, rows: Rows, taken: Taken, ratio: flo
     """The first predicate that `card` does not meet for `claim`, as a clause; "" if it fits."""
     return (
         _host_refuses(card, rows.hosts)
+        or ("its wish row cannot be read" if card.id in rows.unread.wishes else "")
         or _health_refuses(claim.spec, card)
         or _wish_refuses(card, rows)
         or _kind_refuses(claim.spec, card)

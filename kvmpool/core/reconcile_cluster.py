@@ -10,6 +10,7 @@ Every binding row is judged first, then every claim without an open binding is p
 A claim that was served and says on_failure="none" is released and not bound again.
 `reconcile(after(reconcile(rows)))` holds only Waits.
 Capacity that a Release gives up is not free in the same plan: its row goes when the card's host has proved it free.
+A row that cannot be read is there: what it is about is left as it is.
 This module does not know when it is called; `now` is the leader's boottime and only the breaker uses it.
 """
 
@@ -68,6 +69,8 @@ def reconcile_cluster(rows: Rows, settings: Settings, now: float) -> tuple[Decis
     """What the leader does now: releases and binds in an order of which every prefix is safe, then the Waits."""
     plan = _Plan(rows, settings, now, place.taken_by(rows.bindings.values()), open_reason=rows.breaker.open_reason)
     for binding in sorted(rows.bindings.values(), key=lambda binding: _queue_key_of(plan, binding)):
+        if binding.claim in rows.unread.touched:
+            continue
         if binding.phase not in _HELD:
             _judge(plan, binding)
         elif binding.phase is Phase.RELEASING and not _host_is_up(rows, binding):
@@ -196,7 +199,7 @@ def _host_is_up(rows: Rows, binding: Binding) -> bool:
 
 def _serve(plan: _Plan, claim: Claim) -> None:
     """Bind one claim that has no open binding, or say why it waits."""
-    reason = place.unsupported(claim.spec)
+    reason = place.unsupported(claim.spec) or _unread(plan.rows, claim, plan.moved)
     before = plan.moved.get(claim.key)
     if reason:
         plan.wait(claim, reason)
@@ -229,6 +232,17 @@ def _serve(plan: _Plan, claim: Claim) -> None:
     plan.decisions.append(Bind(binding, binding.reason, failover_of=_failed_card(plan, before)))
 
 
+def _unread(rows: Rows, claim: Claim, moved: dict[ClaimKey, Binding]) -> str:
+    """Why rows that cannot be read keep this claim from being bound; recovery goes on with less than all figures."""
+    if claim.key in rows.unread.touched:
+        return "a binding row of it cannot be read: it keeps what it has. Next: journalctl -u kvmpoold"
+    if rows.unread.counter:
+        return "the counter of generations cannot be read. Next: journalctl -u kvmpoold"
+    if rows.unread.bindings and not _is_recovery(claim, moved):
+        return "a binding row cannot be read, so what is free is not known. Next: journalctl -u kvmpoold"
+    return ""
+
+
 def no_card(claim: Claim, choice: place.Choice) -> str:
     """The line a person sees: what was asked, and what each card fails."""
     asked = f"{claim.spec.memory_mib} MiB"
@@ -245,8 +259,12 @@ def _failed_card(plan: _Plan, before: Binding | None) -> CardId | None:
 
 
 def _queue_key(claim: Claim, moved: dict[ClaimKey, Binding]) -> tuple[int, int, int, ClaimKey]:
-    recovery = claim.served is not None or claim.key in moved
-    return (0 if recovery else 1, -claim.spec.priority, claim.sequence, claim.key)
+    return (0 if _is_recovery(claim, moved) else 1, -claim.spec.priority, claim.sequence, claim.key)
+
+
+def _is_recovery(claim: Claim, moved: dict[ClaimKey, Binding]) -> bool:
+    """It had a card and lost it."""
+    return claim.served is not None or claim.key in moved
 
 
 def _queue_key_of(plan: _Plan, binding: Binding) -> tuple[int, int, int, ClaimKey, int]:

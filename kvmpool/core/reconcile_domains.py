@@ -10,6 +10,7 @@
 
 Absence is concluded only from a list of domains: none (`domains` None) concludes nothing, a list asked for before the
 attempt's row was what it is now says nothing of that attempt, nor one asked for before its deadline that it missed it.
+A domain of which a row cannot be read is left as it is.
 A running domain whose metadata holds claims but which has no rows (the claim was added while it ran, or the store was
 lost) gets nothing: its QEMU was started without endpoint and token, so a binding would hold memory that nobody reaches.
 It is served from its next start.
@@ -38,6 +39,7 @@ from kvmpool.core.model import (
     RecordPointed,
     RelaySeen,
     UnpointRelay,
+    Unread,
     Withdraw,
 )
 
@@ -53,6 +55,7 @@ class DomainsView:
     domains: tuple[DomainSeen, ...] | None = None  # None: the hypervisor does not answer
     domains_at: float = 0.0  # boottime when the list of domains was asked for
     relays: tuple[RelaySeen, ...] | None = ()  # None: they cannot be listed; then none is opened, pointed or closed
+    unread: Unread = field(default_factory=Unread)
     rows_since: Mapping[DomainUuid, float] = field(default_factory=dict)  # boottime when its attempt was first read so
 
 
@@ -64,7 +67,7 @@ def reconcile_domains(view: DomainsView) -> tuple[DomainStep, ...]:
     for claim in sorted(view.claims, key=lambda claim: claim.key):
         claims.setdefault(claim.key.domain, []).append(claim)
     steps: list[DomainStep] = []
-    for domain in sorted(attempts.keys() | claims.keys() | relays.keys()):
+    for domain in sorted((attempts.keys() | claims.keys() | relays.keys()) - view.unread.domains):
         steps += _domain(view, domain, claims.get(domain, []), attempts.get(domain), relays.get(domain))
     return tuple(steps)
 

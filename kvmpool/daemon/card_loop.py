@@ -13,11 +13,9 @@ from kvmpool.core.health import Limits
 from kvmpool.core.model import (
     Binding,
     CardId,
+    CardSeen,
     CardStep,
-    ClaimKey,
-    DomainUuid,
     Forget,
-    Generation,
     Health,
     HealthSignal,
     Host,
@@ -27,6 +25,7 @@ from kvmpool.core.model import (
     ReportReady,
     StartWorker,
     StopWorker,
+    Unread,
     WorkerSeen,
 )
 from kvmpool.core.reconcile_cards import CardsView, WorkerKey, reconcile_cards
@@ -42,7 +41,6 @@ log = logging.getLogger(__name__)
 _IDLE_S = 5.0
 _START_RETRY_S = 0.2  # doubled each time: a program or a socket that is missing does not come back sooner
 _STOP_RETRY_S = 5.0  # a worker inside a hung card's driver goes when the driver lets go of it
-_UNREADABLE = "store row /binding/"  # how the codec's line on a refused binding begins
 _LIMITS = Limits()
 
 
@@ -111,8 +109,7 @@ class CardLoop(Loop):
         self._watch.look(page.rows, self.host)
         ended = await self._errands.settle()
         self._watch.judge({binding.card for binding in page.rows.bindings.values()})
-        host = Host(self.host, self.clock.boot_id(), __version__)
-        if page.rows.hosts.get(self.host) != host and not await unless_conflict(self._hands.publish_host(page, host)):
+        if not await self._publish_host(page):
             return True
         view = await self._view(page)
         self._forget_failures(view)
@@ -134,6 +131,13 @@ class CardLoop(Loop):
                 log.warning("%s: %s; listening again in %.0f s", type(source).__name__, error, _IDLE_S)
             await self.clock.sleep(_IDLE_S)
 
+    async def _publish_host(self, page: Page) -> bool:
+        """False where somebody wrote first."""
+        host = Host(self.host, self.clock.boot_id(), __version__)
+        if page.rows.hosts.get(self.host) == host or self.host in page.rows.unread.hosts:
+            return True
+        return await unless_conflict(self._hands.publish_host(page, host))
+
     async def _view(self, page: Page) -> CardsView:
         """Workers are listed after the rows were read: see reconcile_cards."""
         rows = page.rows
@@ -149,10 +153,10 @@ class CardLoop(Loop):
             host=self.host,
             bindings=tuple(binding for binding in rows.bindings.values() if binding.card_host == self.host),
             workers=workers,
-            cards=self._watch.seen,
-            health=self.health,
+            cards=_readable(self._watch.seen, rows.unread),
+            health={card: health for card, health in self.health.items() if card not in rows.unread.cards},
             published={card.id: card for card in rows.cards.values() if card.host == self.host},
-            unreadable=_unreadable(page.faults),
+            unreadable=rows.unread.bindings,
             start_failures={key: (failure.times, failure.reason) for key, failure in self._failures.items()},
         )
 
@@ -230,12 +234,6 @@ def _key(binding: Binding) -> WorkerKey:
     return binding.claim, binding.generation
 
 
-def _unreadable(faults: Sequence[str]) -> frozenset[WorkerKey]:
-    """The binding rows that exist but were refused by the codec: their workers are left alone."""
-    found = set()
-    for fault in faults:
-        if fault.startswith(_UNREADABLE):
-            parts = fault.removeprefix(_UNREADABLE).split(":", 1)[0].split("/")
-            if len(parts) == 3 and parts[2].isdigit():
-                found.add((ClaimKey(DomainUuid(parts[0]), parts[1]), Generation(int(parts[2]))))
-    return frozenset(found)
+def _readable(seen: tuple[CardSeen, ...] | None, unread: Unread) -> tuple[CardSeen, ...] | None:
+    """Without the cards whose row is there but cannot be read: it is not ours to write over."""
+    return None if seen is None else tuple(card for card in seen if card.id not in unread.cards)

@@ -140,6 +140,7 @@ class DomainLoop(Loop):
             domains=self._domains,
             domains_at=self._domains_at,
             relays=await self._list_relays(),
+            unread=rows.unread,
             rows_since=self._rows_since(
                 page, {row.domain for row in attempts} | {claim.key.domain for claim in claims}
             ),

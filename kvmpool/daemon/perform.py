@@ -110,6 +110,8 @@ class ClusterHands(_Hands):
 
     async def _trip(self, page: Page, memory: Breaker, decision: TripBreaker) -> Breaker:
         memory = breaker.opened(memory, decision.reason, self._clock.now())
+        if page.rows.unread.breaker:
+            return memory  # it holds for this plan; the row that cannot be read is not ours to write over
         events = [self.ledger.event("breaker", "opened", decision.reason)]
         await self._commit("trip-breaker", page, Change(puts=[memory], events=events))
         return memory
@@ -128,7 +130,8 @@ class ClusterHands(_Hands):
         if isinstance(decision, Release) and (decision.failover_of is not None or decision.broken):
             broken = _label(page, old) if decision.broken else ""
             memory = breaker.record(memory, decision.failover_of, broken, settings, self._clock.now())
-            change.puts.append(memory)
+            if not page.rows.unread.breaker:
+                change.puts.append(memory)
         effect = "rebind" if bind else ("lose" if lost else "release")
         await self._commit(effect, page, change)
         return memory

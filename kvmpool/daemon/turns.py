@@ -19,6 +19,8 @@ from kvmpool.ports import Clock
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # after a turn that failed: the store or a port is away, and its next answer is no more urgent than that
+_BUSY_TURNS = 50  # in a row without rest: nothing real takes so many, a commit that always conflicts does
+_BUSY_PAUSE_S = 0.1
 _LET_RUN = 10  # rounds of the event loop: enough for an errand that has nothing to wait for
 
 
@@ -103,9 +105,13 @@ class Loop:
     async def run(self) -> None:
         """Turn for ever. A turn that fails is told once and tried again."""
         try:
+            busy = 0
             while True:
-                pause_s = 0.0 if await self._guarded() else self.pause_s()
+                busy = busy + 1 if await self._guarded() else 0
+                pause_s = 0.0 if busy else self.pause_s()
                 await self.wake.wait(self.clock, pause_s)
+                if busy > _BUSY_TURNS:
+                    await self.clock.sleep(_BUSY_PAUSE_S)
         finally:
             await self.close()
 

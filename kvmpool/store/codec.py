@@ -36,6 +36,7 @@ from kvmpool.core.model import (
     Host,
     HostName,
     Rows,
+    Unread,
 )
 from kvmpool.errors import Refused
 from kvmpool.ports import Item
@@ -150,6 +151,7 @@ def rows_from(items: Iterable[Item], rev: int) -> tuple[Rows, tuple[str, ...]]:
     """
     rows = Rows(revision=rev)
     faults: list[str] = []
+    refused_keys: list[str] = []
     single: dict[str, Row] = {}
     for item in sorted(items, key=lambda item: item.key):
         if _kind(item.key) in (None, Event):
@@ -158,6 +160,7 @@ def rows_from(items: Iterable[Item], rev: int) -> tuple[Rows, tuple[str, ...]]:
             row = decode(item.key, item.value)
         except Refused as refused:
             faults.append(str(refused))
+            refused_keys.append(item.key)
             continue
         rows.revisions[item.key] = item.mod_rev
         if isinstance(row, Counter | Breaker):
@@ -178,8 +181,25 @@ def rows_from(items: Iterable[Item], rev: int) -> tuple[Rows, tuple[str, ...]]:
         counter=counter.value,
         sequence=counter.sequence,
         revisions=rows.revisions,
+        unread=_unread(refused_keys),
     )
     return full, tuple(faults)
+
+
+def _unread(keys: list[str]) -> Unread:
+    """What the refused rows are about, by their keys alone. A key of no valid form is about nothing."""
+    parts = [key.split("/")[1:] for key in keys]
+    bindings = [(p[1], p[2], p[3]) for p in parts if p[0] == "binding" and len(p) == 4 and p[3].isdigit()]
+    return Unread(
+        hosts=frozenset(HostName(p[1]) for p in parts if p[0] == "host" and len(p) == 2),
+        cards=frozenset(CardId(p[1]) for p in parts if p[0] == "card" and len(p) == 2),
+        wishes=frozenset(CardId(p[2]) for p in parts if p[:2] == ["wish", "card"] and len(p) == 3),
+        claims=frozenset(ClaimKey(DomainUuid(p[1]), p[2]) for p in parts if p[0] == "claim" and len(p) == 3),
+        attempts=frozenset(DomainUuid(p[1]) for p in parts if p[0] == "attempt" and len(p) == 2),
+        bindings=frozenset((ClaimKey(DomainUuid(uuid), name), Generation(int(n))) for uuid, name, n in bindings),
+        counter=COUNTER_KEY in keys,
+        breaker=BREAKER_KEY in keys,
+    )
 
 
 def _file(rows: Rows, row: Row) -> None:

@@ -83,7 +83,18 @@ def test_a_claim_whose_workers_keep_breaking_waits() -> None:
 def test_a_person_closes_it_and_the_count_starts_anew() -> None:
     open_ = breaker.opened(memory((10.0, 0), (11.0, 1)), "3 of 3 cards", 12.0)
     assert (open_.open_reason, open_.opened_at) == ("3 of 3 cards", 12.0)
-    assert breaker.closed(open_) == Breaker()
+    assert breaker.closed(open_, [card(0)], 13.0) == Breaker()
+
+
+def test_what_the_person_looked_at_does_not_open_it_again_but_new_failures_do() -> None:
+    cards = [failed(n) for n in range(4)] + [card(n) for n in range(4, 12)]
+    seen = breaker.closed(memory((10.0, 0), (11.0, 1)), cards, 20.0)
+    found = rows([failed(n) for n in range(8)] + [card(n) for n in range(8, 12)], memory=seen)
+    ids = [CardId(f"GPU-{n}") for n in range(8)]
+    assert [breaker.would_trip(found, each, tuple(ids[:n]), SETTINGS, 21.0) != "" for n, each in enumerate(ids)] == [
+        *(False for _ in range(6)),
+        *(True for _ in range(2)),
+    ]
 
 
 def test_entries_of_another_boot_count_only_until_the_window_has_passed() -> None:
