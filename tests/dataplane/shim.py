@@ -1,0 +1,174 @@
+"""Builds shim, session and a stub driver, and runs guest programs of tests/native/guest.c against them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DATAPLANE = ROOT / "kvmpool" / "dataplane"
+SOURCES = DATAPLANE / "src"
+NATIVE = ROOT / "tests" / "native"
+WARNINGS = ("-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}")
+FLAVOURS = {
+    "plain": ("-O2",),
+    "checked": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+}
+MEMORY = 64 << 20
+
+
+def build(flavour: str) -> Path:
+    """A folder with guest, session_host, shim/libcuda.so.1 and stub/libcuda.so.1; built once per source."""
+    generators = [DATAPLANE / name for name in ("calls.toml", "calltable.py", "emit_shim.py", "emit_session.py")]
+    ours = [file for file in SOURCES.glob("*.[ch]") if not file.stem.startswith(("relay", "worker", "acceptor"))]
+    natives = [NATIVE / name for name in ("guest.c", "session_host.c", "stub_driver.c")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted([*generators, *ours, *natives]))).hexdigest()
+    folder = ROOT / "build" / "tests-native" / f"shim-{flavour}-{digest[:16]}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"shim-{flavour}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            _compile(folder, FLAVOURS[flavour])
+            (folder / "done").touch()
+    return folder
+
+
+def generated(folder: Path) -> Path:
+    """The generated C, made by the same program that the build runs."""
+    out = folder / "generated"
+    out.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, DATAPLANE / "generate.py", DATAPLANE / "calls.toml", out], check=True)
+    return out
+
+
+def _compile(folder: Path, flags: tuple[str, ...]) -> None:
+    made = generated(folder)
+    (folder / "shim").mkdir(exist_ok=True)
+    (folder / "stub").mkdir(exist_ok=True)
+    shared = [SOURCES / "frame.c", SOURCES / "handles.c"]
+    library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
+    jobs = [
+        [*flags, "-O1", *library, *SOURCES.glob("shim_*.c"), *made.glob("shim_*.c"), *shared, "-o", folder / "shim/libcuda.so.1"],
+        [*flags, *SOURCES.glob("session_*.c"), *made.glob("session_*.c"), *shared, SOURCES / "account.c",
+         NATIVE / "session_host.c", "-o", folder / "session_host"],
+        ["-O1", *library, NATIVE / "stub_driver.c", "-o", folder / "stub/libcuda.so.1"],
+        [*flags, NATIVE / "guest.c", "-o", folder / "guest"],
+    ]  # fmt: skip
+    for job in jobs:
+        subprocess.run(["gcc", *WARNINGS, f"-I{made}", *job, "-lpthread", "-ldl"], check=True)
+
+
+@dataclass
+class Run:
+    """What a guest program printed and what its shim counted."""
+
+    code: int
+    lines: list[str]
+    stats: dict[str, int]
+    log: str
+
+    def __getitem__(self, name: str) -> int:
+        return self.all(name)[0]
+
+    def all(self, name: str) -> list[int]:
+        return [int(line.split("=", 1)[1]) for line in self.lines if line.startswith(f"{name}=")]
+
+
+@dataclass
+class Host:
+    """A running session_host with its folder; guests dial its socket."""
+
+    folder: Path
+    built: Path
+    process: subprocess.Popen[bytes]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("KVMPOOL_")}
+        return clean | {
+            "KVMPOOL_ENDPOINT": f"unix:{self.folder}/s",
+            "KVMPOOL_NO_VSOCK": "1",
+            "KVMPOOL_LOG": str(self.folder / "log"),
+            "KVMPOOL_STATS": str(self.folder / "stats"),
+            "LD_LIBRARY_PATH": str(self.built / "shim"),
+            **extra,
+        }
+
+    def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.built / "guest", *arguments],
+            env=self.environment(**extra),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, guest: subprocess.Popen[str], line: str = "") -> Run:
+        out, _ = guest.communicate(line, timeout=60)
+        stats = self.folder / "stats"
+        log = self.folder / "log"
+        return Run(
+            guest.returncode,
+            out.splitlines(),
+            json.loads(stats.read_text()) if stats.exists() else {},
+            log.read_text() if log.exists() else "",
+        )
+
+    def run(self, *arguments: str, **extra: str) -> Run:
+        for name in ("stats", "log"):
+            (self.folder / name).unlink(missing_ok=True)
+        return self.finish(self.start(*arguments, **extra))
+
+    def sessions(self) -> list[int]:
+        """Pids of the sessions that run now."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"]
+
+    def driver_calls(self) -> list[str]:
+        counted = self.folder / "driver"
+        return counted.read_text().split() if counted.exists() else []
+
+
+@contextmanager
+def host(folder: Path, flavour: str, *arguments: str, memory: int = MEMORY, **extra: str) -> Iterator[Host]:
+    """Serves until the block ends; fails where a session wrote what a sanitizer writes."""
+    built = build(flavour)
+    socket = folder / "s"
+    errors = folder / "host.log"
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(built / "stub"),
+        "STUB_GATE": str(folder / "gate"),
+        "STUB_COUNT": str(folder / "driver"),
+        "ASAN_OPTIONS": "detect_leaks=0",  # a session never gives its memory back: its process ends with it
+        **extra,
+    }
+    with errors.open("wb") as log:
+        process = subprocess.Popen(
+            [built / "session_host", socket, str(memory), *arguments], env=environment, stderr=log
+        )
+    try:
+        wait_until(socket.exists, "the session host listens")
+        yield Host(folder, built, process)
+    finally:
+        process.kill()
+        process.wait()
+    written = errors.read_text(errors="replace")
+    assert "Sanitizer" not in written, written
+    assert "runtime error" not in written, written
+
+
+def wait_until(happened: object, what: str, seconds: float = 10.0) -> None:
+    """Polls a callable; an AssertionError names what did not happen."""
+    assert callable(happened)
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.005)

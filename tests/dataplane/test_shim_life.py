@@ -1,0 +1,127 @@
+"""The shim's connection: what it sends when, who waits for whom, and what happens when an end of it goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane import shim
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(params=["plain", "checked"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[shim.Host]:
+    with shim.host(tmp_path, request.param) as running:
+        yield running
+
+
+def test_a_thousand_launches_and_a_synchronise_are_one_round_trip(host: shim.Host) -> None:
+    nothing = host.run("batch", "0", "0")
+    one = host.run("batch", "1", "1")
+    thousand = host.run("batch", "1000", "1")
+    assert (nothing.code, one.code, thousand.code) == (0, 0, 0)
+    assert thousand.stats["frames"] - one.stats["frames"] == 999
+    assert thousand.stats["round_trips"] == one.stats["round_trips"] == nothing.stats["round_trips"] + 1
+
+
+def test_launches_travel_together(host: shim.Host) -> None:
+    stats = host.run("batch", "1000", "1").stats
+    assert stats["writes"] < 200, "a system call for a few launches, not for each"
+
+
+def test_with_kvmpool_sync_every_launch_is_a_round_trip(host: shim.Host) -> None:
+    assert host.run("batch", "100", "1", KVMPOOL_SYNC="1").stats["round_trips"] >= 101
+
+
+def test_a_call_nobody_waits_for_is_sent_soon_all_the_same(host: shim.Host) -> None:
+    guest = host.start("unflushed")
+    assert guest.stdout is not None
+    assert guest.stdout.readline() == "waiting=1\n"
+    shim.wait_until(lambda: "cuStreamCreate" in host.driver_calls(), "the stream is made")
+    host.finish(guest, "\n")
+
+
+def test_a_thread_that_waits_for_a_long_kernel_does_not_stall_the_others(host: shim.Host) -> None:
+    run = host.run("threads", str(host.folder / "gate"))
+    assert run.code == 0, run.lines
+    assert run["still_running"] == 600, "the kernel had not ended meanwhile"
+    assert run["worst_us"] < 1_000_000
+    assert run.all("waited") == [0, 0, 0]
+
+
+def test_a_child_has_no_driver_and_leaves_its_parents_alone(host: shim.Host) -> None:
+    run = host.run("fork")
+    assert (run["child_alloc"], run["child_init"], run["child_count"], run["child_exit"]) == (3, 3, 3, 0)
+    assert (run["parent"], run["parent_synchronise"]) == (0, 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lost_worker_is_unavailable_until_a_new_context_dials_again(host: shim.Host, how: signal.Signals) -> None:
+    guest = host.start("lost")
+    assert guest.stdout is not None
+    assert guest.stdout.readline() == "ready=1\n"
+    (session,) = host.sessions()
+    os.kill(session, how)
+    shim.wait_until(lambda: host.sessions() == [], "the session is gone")
+    run = host.finish(guest, "\n")
+    assert [run[name] for name in ("synchronise", "alloc", "memset")] == [46, 46, 46]
+    assert run["count"] == 0, "the device is still there"
+    after = [run[name] for name in ("destroy", "create", "alloc_in_new", "memset_in_new", "synchronise_new")]
+    assert after == [0, 0, 0, 0, 0]
+    assert run.stats["dials"] == 2
+
+
+def test_a_context_cannot_be_made_while_nobody_serves(tmp_path: Path) -> None:
+    with shim.host(tmp_path, "plain") as host:
+        guest = host.start("lost")
+        assert guest.stdout is not None
+        assert guest.stdout.readline() == "ready=1\n"
+    run = host.finish(guest, "\n")  # the sessions ended with their host
+    assert (run["destroy"], run["create"]) == (0, 46)
+
+
+def test_when_the_guest_is_killed_its_session_ends_within_a_second(host: shim.Host) -> None:
+    guest = host.start("lost")
+    assert guest.stdout is not None
+    assert guest.stdout.readline() == "ready=1\n"
+    guest.kill()
+    guest.communicate()
+    shim.wait_until(lambda: host.sessions() == [], "the session is gone", seconds=1.0)
+
+
+@pytest.mark.parametrize(("errno", "code"), [(2, 100), (13, 100), (11, 46), (71, 803), (19, 46)])
+def test_a_refusal_becomes_the_right_error_and_its_reason_is_logged(tmp_path: Path, errno: int, code: int) -> None:
+    with shim.host(tmp_path, "plain", "refuse", str(errno)) as host:
+        run = host.run("init")
+    assert (run["init"], run["count"]) == (code, 3)
+    assert "the test said no" in run.log
+
+
+def test_a_driver_that_does_not_start_is_an_unavailable_device(tmp_path: Path) -> None:
+    with shim.host(tmp_path, "plain", STUB_INIT_FAILS="1") as host:
+        run = host.run("init")
+    assert run["init"] == 46
+    assert "the card does not answer (CUDA error 999)" in run.log
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "code"), [("unix:/nowhere/at/all", 46), ("tcp:127.0.0.1:1", 46), ("nonsense", 100), ("tcp:noport", 100)]
+)
+def test_an_endpoint_that_is_not_there_is_an_error_and_not_a_crash(host: shim.Host, endpoint: str, code: int) -> None:
+    assert host.run("init", KVMPOOL_ENDPOINT=endpoint)["init"] == code
+
+
+def test_nothing_is_printed_and_no_log_appears_unless_asked(host: shim.Host) -> None:
+    environment = host.environment()
+    del environment["KVMPOOL_LOG"]
+    done = subprocess.run(
+        [host.built / "guest", "init"], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("init=0\ncount=0\n", "")
+    assert not (host.folder / "log").exists()
