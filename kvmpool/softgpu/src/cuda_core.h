@@ -40,7 +40,8 @@ struct sg_wait {
 struct sg_op {
 	struct sg_op *next;
 	uint64_t seq;
-	void (*run)(struct sg_op *op, CUresult status); /* status: the context's sticky error, 0: do the work */
+	void (*run)(struct sg_op *op, CUresult status); /* or NULL. status: the context's sticky error, 0: do the work */
+	void (*finish)(struct sg_op *op);               /* or NULL: with sg_lock held, in the moment the stream's progress grows */
 	bool always;                                    /* run even when the context is dead (with its error) */
 	unsigned wait_count;
 	struct sg_wait *waits;

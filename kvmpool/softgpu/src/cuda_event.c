@@ -74,15 +74,12 @@ struct record_op {
 	uint64_t target;
 };
 
-static void run_record(struct sg_op *op, CUresult status)
+static void finish_record(struct sg_op *op)
 {
 	struct record_op *record = (struct record_op *)op;
 
-	(void)status;
-	pthread_mutex_lock(&sg_lock);
 	sg_progress_reach(record->progress, record->target);
 	sg_progress_put(record->progress);
-	pthread_mutex_unlock(&sg_lock);
 }
 
 static CUresult record(CUevent event, CUstream handle, unsigned flags, bool per_thread)
@@ -97,10 +94,10 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags, bool per_
 	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
 	if (stream->context != event->context)
 		return CUDA_ERROR_INVALID_HANDLE;
-	struct record_op *op = sg_op_new(sizeof(*op), run_record);
+	struct record_op *op = sg_op_new(sizeof(*op), NULL);
 	if (!op)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	op->op.always = true;
+	op->op.finish = finish_record;
 	pthread_mutex_lock(&sg_lock);
 	op->progress = event->progress;
 	op->progress->refs++;

@@ -114,9 +114,11 @@ static void perform(struct sg_stream *stream, struct sg_op *op)
 	CUresult status = error_of(stream->context);
 
 	pthread_mutex_unlock(&sg_lock);
-	if (!status || op->always)
+	if (op->run && (!status || op->always))
 		op->run(op, status);
 	pthread_mutex_lock(&sg_lock);
+	if (op->finish)
+		op->finish(op);
 	sg_progress_reach(stream->progress, op->seq);
 	free_op(op);
 }

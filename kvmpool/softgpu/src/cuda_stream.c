@@ -197,12 +197,6 @@ static CUresult synchronize(CUstream handle, bool per_thread)
 	return sg_wait_stream(stream);
 }
 
-static void nothing(struct sg_op *op, CUresult status)
-{
-	(void)op;
-	(void)status;
-}
-
 static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool per_thread)
 {
 	STREAM_ENTER(stream, handle, per_thread);
@@ -212,7 +206,7 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool 
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!event->recorded)
 		return CUDA_SUCCESS;
-	struct sg_op *op = sg_op_new(sizeof(*op), nothing);
+	struct sg_op *op = sg_op_new(sizeof(*op), NULL);
 	if (!op)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult rc = sg_op_wait_for(op, event->progress, event->recorded);
