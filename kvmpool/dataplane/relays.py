@@ -52,11 +52,16 @@ class ProcessRelays:
         return tuple(await asyncio.gather(*(self._look(domain, who) for domain, who in found)))
 
     async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
-        """See the port. Raises Unreachable when it does not listen, e.g. as the address is taken."""
-        self._write(domain, "token", self._read(domain, "token") or secrets.token_hex(16))
+        """See the port. Raises Unreachable when it does not listen, e.g. as the address is taken.
+
+        No `endpoint` and no living relay: a new life of the domain, with a new token. What an earlier one left is void.
+        """
         who = lock.holder(self._path(domain, "relay.lock"))
+        if who is None and not endpoint:
+            shutil.rmtree(self._guests / domain, ignore_errors=True)
+        self._write(domain, "token", self._read(domain, "token") or secrets.token_hex(16))
         if who is None:
-            await self._launch(domain, domain_name, claims, endpoint)
+            await self._launch(domain, domain_name, claims, endpoint or self._choose(domain))
             who = lock.holder(self._path(domain, "relay.lock"))
         if who is None:
             raise Unreachable(f"{domain_name}: its relay ended at once: {self._last_words(domain)}")
@@ -118,10 +123,9 @@ class ProcessRelays:
         points = {name: Generation(claim["generation"]) for name, claim in claims if claim["state"] == "pointed"}
         return RelaySeen(domain, str(seen["endpoint"]), who.pid, points, int(seen["sessions"]))
 
-    async def _launch(self, domain: DomainUuid, name: str, claims: Sequence[str], endpoint: str) -> None:
+    async def _launch(self, domain: DomainUuid, name: str, claims: Sequence[str], where: str) -> None:
         log = self._path(domain, "relay.log")
         launch.prepare(log)
-        where = endpoint or self._read(domain, "endpoint") or self._choose(domain)
         options = [
             "--uuid", domain, "--domain", name[:200], "--dir", str(self._folder), "--endpoint", where,
             "--token-file", str(self._guests / domain / "token"), *(w for claim in claims for w in ("--claim", claim)),

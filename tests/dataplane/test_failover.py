@@ -135,9 +135,9 @@ def test_a_running_program_loses_its_gpu_and_goes_on_with_the_next(host: Host) -
     host.serve(binding(2, 1))
     program.join(60)
     (done,) = outcome
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout[-600:], done.stderr[-600:])
-    assert "(46)" in done.stdout + done.stderr  # CUDA_ERROR_DEVICE_UNAVAILABLE, once or more, and then right again
+    assert done.returncode == 0, done.stdout + done.stderr  # its last round was right, and no round was wrong
+    # 46: its worker was gone (CUDA_ERROR_DEVICE_UNAVAILABLE); 999: the dying card's own last word came first
+    assert "(46)" in done.stderr or "(999)" in done.stderr
 
 
 HOLDER = """

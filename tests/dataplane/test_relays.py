@@ -99,13 +99,25 @@ def test_a_killed_relay_is_reopened_where_it_was_with_the_same_token(plane: Plan
         assert guest.ended(1.0)
     wait_until(lambda: worker.poll() is not None, 1.0)
     assert asyncio.run(relays.list()) == ()
-    again = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], ""))
+    again = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], seen.endpoint))
     assert (again.endpoint, again.points) == (seen.endpoint, {})
     assert guest_file(plane, "token").read_text() == token
     plane.worker(2)
     asyncio.run(relays.point(DOMAIN, "gpu0", Generation(2), f"unix:{plane.worker_socket(2)}", 64))
     with Guest(again.endpoint) as guest:
         assert guest.greet(token=token).status == 0
+
+
+def test_a_new_life_of_a_domain_gets_a_new_token_whatever_was_left(plane: Plane, relays: ProcessRelays) -> None:
+    seen = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], ""))
+    old = guest_file(plane, "token").read_text()
+    os.kill(seen.pid, signal.SIGKILL)
+    wait_until(lambda: asyncio.run(relays.list()) == ())
+    fresh = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], ""))
+    token = guest_file(plane, "token").read_text()
+    assert token != old
+    with Guest(fresh.endpoint) as guest:
+        assert guest.greet(token=old).status == -13
 
 
 def test_pointing_at_no_worker_is_unreachable_and_unpointing_nothing_is_fine(
