@@ -56,13 +56,14 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     (folder / "stub").mkdir(exist_ok=True)
     shared = [SOURCES / "frame.c", SOURCES / "handles.c"]
     library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
-    jobs = [
-        [*flags, "-O1", *library, *SOURCES.glob("shim_*.c"), *made.glob("shim_*.c"), *shared, "-o", folder / "shim/libcuda.so.1"],
-        [*flags, *SOURCES.glob("session_*.c"), *made.glob("session_*.c"), *shared, SOURCES / "account.c",
-         NATIVE / "session_host.c", "-o", folder / "session_host"],
+    guest_half = [*SOURCES.glob("shim_*.c"), *made.glob("shim_*.c")]
+    session = [*SOURCES.glob("session_*.c"), *made.glob("session_*.c"), SOURCES / "account.c"]
+    jobs: list[list[str | Path]] = [
+        [*flags, *library, *guest_half, *shared, "-o", folder / "shim/libcuda.so.1"],
+        [*flags, *session, *shared, NATIVE / "session_host.c", "-o", folder / "session_host"],
         ["-O1", *library, NATIVE / "stub_driver.c", "-o", folder / "stub/libcuda.so.1"],
         [*flags, NATIVE / "guest.c", "-o", folder / "guest"],
-    ]  # fmt: skip
+    ]
     for job in jobs:
         subprocess.run(["gcc", *WARNINGS, f"-I{made}", *job, "-lpthread", "-ldl"], check=True)
 
@@ -130,11 +131,17 @@ class Host:
     def sessions(self) -> list[int]:
         """Pids of the sessions that run now."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"]
+        return [
+            int(pid) for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        ]
 
     def driver_calls(self) -> list[str]:
         counted = self.folder / "driver"
         return counted.read_text().split() if counted.exists() else []
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 @contextmanager

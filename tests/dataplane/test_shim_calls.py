@@ -77,7 +77,9 @@ def test_a_launch_that_cannot_be_is_refused_at_once_with_its_own_code(host: shim
     assert {name: run[name] for name in expected} == expected
 
 
-def test_a_kernel_that_faults_is_told_by_the_next_waiting_call_and_stays_until_the_context_ends(host: shim.Host) -> None:
+def test_a_kernels_fault_is_told_by_the_next_waiting_call_and_stays_while_the_context_does(
+    host: shim.Host,
+) -> None:
     run = host.run("fault")
     told = [run[name] for name in ("launch", "synchronise", "launch_again", "alloc")]
     assert told == [0, 700, 700, 700]

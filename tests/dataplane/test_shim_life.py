@@ -111,7 +111,8 @@ def test_a_driver_that_does_not_start_is_an_unavailable_device(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "code"), [("unix:/nowhere/at/all", 46), ("tcp:127.0.0.1:1", 46), ("nonsense", 100), ("tcp:noport", 100)]
+    ("endpoint", "code"),
+    [("unix:/nowhere/at/all", 46), ("tcp:127.0.0.1:1", 46), ("nonsense", 100), ("tcp:noport", 100)],
 )
 def test_an_endpoint_that_is_not_there_is_an_error_and_not_a_crash(host: shim.Host, endpoint: str, code: int) -> None:
     assert host.run("init", KVMPOOL_ENDPOINT=endpoint)["init"] == code

@@ -11,9 +11,39 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "session.h"
+
+static pid_t owners[KP_ACCOUNT_SLOTS];
+
+static void interrupt(int signal)
+{
+    (void)signal; /* accept returns EINTR */
+}
+
+/* What ended sessions held is free again. */
+static void reap(struct kp_account *account)
+{
+    pid_t gone;
+
+    while ((gone = waitpid(-1, NULL, WNOHANG)) > 0)
+        for (unsigned slot = 0; slot < KP_ACCOUNT_SLOTS; slot++)
+            if (owners[slot] == gone) {
+                owners[slot] = 0;
+                kp_account_clear(account, slot);
+            }
+}
+
+static unsigned free_slot(void)
+{
+    unsigned slot = 0;
+
+    while (slot < KP_ACCOUNT_SLOTS - 1 && owners[slot] != 0)
+        slot++;
+    return slot;
+}
 
 static void serve(int fd, struct kp_session *session, int refuse)
 {
@@ -34,7 +64,6 @@ int main(int argc, char **argv)
     struct kp_session session = {.pci = "0000:0a:0b.0", .log_fd = 2};
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
     int refuse = argc > 4 ? atoi(argv[4]) : 0;
-    unsigned slot = 0;
 
     if (argc < 3)
         return 2;
@@ -44,12 +73,16 @@ int main(int argc, char **argv)
     snprintf(address.sun_path, sizeof address.sun_path, "%s", argv[1]);
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 64) != 0)
         return 1;
-    signal(SIGCHLD, SIG_IGN);
+    sigaction(SIGCHLD, &(struct sigaction){.sa_handler = interrupt}, NULL);
     while ((fd = accept(listener, NULL, NULL)) >= 0 || errno == EINTR) {
-        session.slot = slot++ % KP_ACCOUNT_SLOTS;
-        kp_account_clear(session.account, session.slot);
-        if (fork() == 0)
+        reap(session.account);
+        if (fd < 0)
+            continue;
+        session.slot = free_slot();
+        pid_t child = fork();
+        if (child == 0)
             serve(fd, &session, refuse);
+        owners[session.slot] = child;
         close(fd);
     }
     return 1;
