@@ -187,8 +187,11 @@ int main(int argc, char **argv)
     if (mkdir(self.directory, 0755) && errno != EEXIST)
         kp_log(KP_WARNING, "%s: %s", self.directory, strerror(errno));
     rc = kp_lock_take(self.directory, "acceptor.lock");
-    if (rc == -EWOULDBLOCK)
+    if (rc == -EWOULDBLOCK) {
+        if (ready_fd != UINT64_MAX)
+            dprintf((int)ready_fd, "busy\n");
         return ACCEPTOR_EXIT_BUSY;
+    }
     if (rc >= 0)
         rc = open_all();
     if (rc) {
