@@ -177,6 +177,31 @@ def _claims_xml(claims: list[dict[str, str]]) -> str:
     return etree.tostring(element, encoding="unicode")
 
 
+def namespaced(claims: str) -> etree._Element:
+    """A claims element as libvirt stores it: in our namespace."""
+    plain = etree.fromstring(claims, _parser())
+    element = etree.Element(_CLAIMS, nsmap={PREFIX: NAMESPACE})
+    for claim in plain:
+        etree.SubElement(element, _CLAIM, {str(name): str(value) for name, value in claim.attrib.items()})
+    return element
+
+
+def with_metadata(xml: str, claims: str | None) -> str:
+    """The domain with this claims element (None: with none) instead of the one it had; others' metadata stays."""
+    root = parse(xml)
+    metadata = root.find("metadata")
+    if metadata is None:
+        metadata = etree.Element("metadata")
+        root.insert(0, metadata)
+    for element in [each for each in metadata if each.tag == _CLAIMS]:
+        metadata.remove(element)
+    if claims is not None:
+        metadata.append(namespaced(claims))
+    if not len(metadata):
+        root.remove(metadata)
+    return etree.tostring(root, encoding="unicode")
+
+
 def fw_cfg_entries(folder: str) -> dict[str, str]:
     """fw_cfg name -> file for a guest that is told its endpoint and token by the firmware device (design 08)."""
     return {f"{FW_CFG}/{name}": f"{folder}/{name}" for name in ("endpoint", "token")}

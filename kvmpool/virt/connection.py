@@ -1,0 +1,157 @@
+"""libvirt as one host sees it: its domains, a word when something may have changed, and the edits of claims.
+
+Implements ports.Hypervisor, and what the API needs to edit claims. Three connections: events, reads, edits, so that a
+long edit delays no look and no look delays an event. A list of domains takes as long as a hook holds a domain's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+import libvirt
+
+from kvmpool.core.model import DomainSeen
+from kvmpool.errors import DeadlinePassed, Unreachable
+from kvmpool.virt import edit, listing
+from kvmpool.virt.link import PAUSE_FIRST_S, PAUSE_MAX_S, Link
+
+log = logging.getLogger("kvmpool.virt")
+
+GUESTS = "/run/kvmpool/guests"
+READ_DEADLINE_S = 15.0  # longer than a hook's deadline: libvirt lists no domain while a hook holds its lock
+EDIT_DEADLINE_S = 15.0
+OPEN_DEADLINE_S = 10.0
+ALIVE_S = 5.0  # how often the events' connection is looked at: a close callback may be missed
+
+_LIFECYCLE = {
+    libvirt.VIR_DOMAIN_EVENT_DEFINED: "defined",
+    libvirt.VIR_DOMAIN_EVENT_UNDEFINED: "undefined",
+    libvirt.VIR_DOMAIN_EVENT_STARTED: "started",
+    libvirt.VIR_DOMAIN_EVENT_SUSPENDED: "suspended",
+    libvirt.VIR_DOMAIN_EVENT_RESUMED: "resumed",
+    libvirt.VIR_DOMAIN_EVENT_STOPPED: "stopped",
+    libvirt.VIR_DOMAIN_EVENT_SHUTDOWN: "shutdown",
+    libvirt.VIR_DOMAIN_EVENT_PMSUSPENDED: "suspended",
+    libvirt.VIR_DOMAIN_EVENT_CRASHED: "crashed",
+}
+
+
+class Libvirt:
+    """Use it from one event loop. Nothing is opened before the first call."""
+
+    def __init__(self, uri: str, guests: str = GUESTS) -> None:
+        """`guests`: where kvmpoold writes what a guest reads through fw_cfg, one folder a domain's uuid."""
+        self._uri = uri
+        self._guests = guests
+        self._reads = Link(uri, "reads")
+        self._edits = Link(uri, "edits")
+        self._feed = _Feed(uri)
+
+    async def domains(self) -> tuple[DomainSeen, ...]:
+        return await self._reads.call(listing.domains, READ_DEADLINE_S)
+
+    async def wakeups(self) -> AsyncIterator[str]:
+        async for reason in self._feed.reasons():
+            yield reason
+
+    async def add_claim(self, domain: str, attributes: Mapping[str, str]) -> None:
+        """Write a claim into the domain's metadata. Raises NotFound, ClaimInvalid, Refused, Unreachable."""
+        await self._edits.call(lambda conn: edit.add_claim(conn, domain, attributes, self._guests), EDIT_DEADLINE_S)
+
+    async def remove_claim(self, domain: str, name: str) -> None:
+        """Take a claim out of the domain's metadata. Raises NotFound, Refused, Unreachable."""
+        await self._edits.call(lambda conn: edit.remove_claim(conn, domain, name, self._guests), EDIT_DEADLINE_S)
+
+    async def close(self) -> None:
+        await self._feed.close()
+        for link in (self._reads, self._edits):
+            await link.close()
+
+
+class _Feed:
+    """Keeps one connection open, registers for events on each new one, and hands on a word for each."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._link = Link(uri, "events", self._register, self._lost)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: set[asyncio.Queue[str | None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._broken = asyncio.Event()
+
+    async def reasons(self) -> AsyncIterator[str]:
+        self._loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)  # one word waits: to look again is all it asks
+        self._listeners.add(queue)
+        if self._keeper is None:
+            self._keeper = asyncio.ensure_future(self._keep())
+        try:
+            while (reason := await queue.get()) is not None:
+                yield reason
+        finally:
+            self._listeners.discard(queue)
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        await self._link.close()
+        self._say(None)
+
+    async def _keep(self) -> None:
+        """After each loss: open again, register again, and have everybody look at everything."""
+        pause_s, told = PAUSE_FIRST_S, ""
+        while True:
+            try:
+                self._broken.clear()
+                await self._link.call(lambda conn: conn.isAlive(), OPEN_DEADLINE_S)
+                log.info("libvirt %s: connected, listening", self._uri)
+                self._say("libvirt connected")
+                pause_s, told = PAUSE_FIRST_S, ""
+                await self._watch()
+            except (Unreachable, DeadlinePassed) as error:
+                if str(error) != told:
+                    log.warning("libvirt's events: %s", error)
+                told = str(error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+
+    async def _watch(self) -> None:
+        """Returns or raises when the connection is lost."""
+        while not self._broken.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._broken.wait(), ALIVE_S)
+            await self._link.call(lambda conn: conn.getLibVersion(), OPEN_DEADLINE_S)
+            if self._broken.is_set():
+                log.warning("libvirt %s: the connection was lost", self._uri)
+
+    # --- in other threads ---
+
+    def _register(self, connection: libvirt.virConnect) -> None:
+        life, metadata = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE
+        connection.domainEventRegisterAny(None, life, self._on_lifecycle, None)
+        connection.domainEventRegisterAny(None, metadata, self._on_metadata, None)
+
+    def _on_lifecycle(self, _: object, domain: libvirt.virDomain, event: int, detail: int, opaque: object) -> None:
+        self._from_thread(self._say, f"{domain.name()} {_LIFECYCLE.get(event, 'changed')}")
+
+    def _on_metadata(self, _: object, domain: libvirt.virDomain, kind: int, uri: str, opaque: object) -> None:
+        self._from_thread(self._say, f"{domain.name()} metadata")
+
+    def _lost(self) -> None:
+        self._from_thread(self._broken.set)
+
+    def _from_thread(self, act: object, *what: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(act, *what)  # type: ignore[arg-type]
+
+    def _say(self, reason: str | None) -> None:
+        for queue in self._listeners:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(reason)

@@ -1,0 +1,97 @@
+"""Writes claims into a domain's persistent definition and takes them out, and reads back what libvirt kept. Blocking.
+
+A domain with claims finds its endpoint and token through fw_cfg. Where those entries change too, both are written in
+one definition: both or nothing. A running domain keeps what it was started with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import libvirt
+from lxml import etree
+
+from kvmpool.core.model import ClaimSpec
+from kvmpool.errors import NotFound, Refused
+from kvmpool.native import data
+from kvmpool.virt.claim_attributes import refusal, spec_of
+from kvmpool.virt.domain_xml import (
+    NAMESPACE,
+    PREFIX,
+    claims_of,
+    fw_cfg_entries,
+    namespaced,
+    with_claim,
+    with_fw_cfg,
+    with_metadata,
+    without_claim,
+)
+
+# SECURE: a definition that is read without it and written back has lost its passwords.
+_DEFINITION = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+
+
+def add_claim(connection: libvirt.virConnect, name: str, attributes: Mapping[str, str], guests: str) -> ClaimSpec:
+    """One claim more for the domain; what libvirt kept of it. `guests`: the folder of kvmpoold's files for guests.
+
+    Raises NotFound, ClaimInvalid, Refused; then the domain is as it was.
+    """
+    domain = _find(connection, name)
+    before = domain.XMLDesc(_DEFINITION)
+    element = with_claim(before, attributes)
+    asked = spec_of(name, attributes)
+    _check_schema(name, element)
+    _write(connection, domain, before, element, fw_cfg_entries(f"{guests}/{domain.UUIDString()}"))
+    if asked not in claims_of(domain.XMLDesc(_DEFINITION)).claims:
+        connection.defineXML(before)
+        raise Refused(f"domain {name}: libvirt did not keep claim {asked.name} as written. Next: virsh dumpxml {name}")
+    return asked
+
+
+def remove_claim(connection: libvirt.virConnect, name: str, claim: str, guests: str) -> None:
+    """The domain without that claim, and without our fw_cfg entries when it was the last. Raises NotFound, Refused."""
+    domain = _find(connection, name)
+    before = domain.XMLDesc(_DEFINITION)
+    element = without_claim(before, claim)
+    entries = fw_cfg_entries(f"{guests}/{domain.UUIDString()}") if element else {}
+    _write(connection, domain, before, element, entries)
+
+
+def _find(connection: libvirt.virConnect, name: str) -> libvirt.virDomain:
+    try:
+        domain = connection.lookupByName(name)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            raise NotFound(f"no domain {name!r} on this host. Next: virsh list --all") from error
+        raise
+    if not domain.isPersistent():
+        raise Refused(f"domain {name} is transient: its claims are in the XML it was created from. Next: virsh define")
+    return domain
+
+
+def _write(
+    connection: libvirt.virConnect,
+    domain: libvirt.virDomain,
+    before: str,
+    element: str | None,
+    entries: Mapping[str, str],
+) -> None:
+    definition = with_fw_cfg(before, entries)
+    if definition is None:
+        kind, config = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        domain.setMetadata(kind, element, PREFIX, NAMESPACE, config)
+    else:
+        connection.defineXMLFlags(with_metadata(definition, element), libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
+
+
+def _check_schema(domain: str, element: str) -> None:
+    schema = _schema()
+    if not schema.validate(namespaced(element)):
+        last = schema.error_log.last_error
+        raise refusal(domain, f"xml/claim.rng does not allow these claims: {last.message if last else '?'}")
+
+
+@lru_cache(maxsize=1)
+def _schema() -> etree.RelaxNG:
+    return etree.RelaxNG(etree.parse(data("xml", "claim.rng")))
