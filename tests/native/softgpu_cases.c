@@ -481,7 +481,7 @@ static void shaped(void)
 
 static void fixed_addresses(void)
 {
-    const CUdeviceptr hint = 0x600000000000ull;
+    const CUdeviceptr hint = 0x300000000000ull;
     CUmemAllocationProp properties = {.type = 1, .location = {1, 0}};
     CUmemAccessDesc access = {{1, 0}, 3};
     CUmemGenericAllocationHandle handle;
@@ -603,6 +603,26 @@ static void names(void)
     IS(strcmp(text, "CUDA_ERROR_ILLEGAL_ADDRESS"), 0);
     IS(api.cuGetErrorName(12345, &text), 1);
     IS(text == NULL, 1);
+}
+
+/* WORD: a list of "elf-name asked-name version ..." lines. Says how many were asked for and found. */
+static void ask(void)
+{
+    char line[256], elf[128], asked[128];
+    int version, count = 0;
+    void *found;
+
+    FILE *list = fopen(words[0], "r");
+    while (list && fgets(line, sizeof(line), list)) {
+        if (line[0] == '#' || sscanf(line, "%127s %127s %d", elf, asked, &version) != 3)
+            continue;
+        found = NULL;
+        OK(api.cuGetProcAddress_v2(asked, &found, version, 0, NULL));
+        IS(found == name_of(elf), 1);
+        count++;
+    }
+    printf("%d\n", count);
+    fclose(list);
 }
 
 static void query(void)
@@ -764,7 +784,7 @@ static const struct {
     {"default_stream", default_stream}, {"pageable_copies", pageable_copies}, {"many_threads", many_threads},
     {"bad_pointers", bad_pointers}, {"sticky", sticky}, {"over_the_end", over_the_end}, {"variables", variables},
     {"libraries", libraries}, {"linking", linking}, {"shaped", shaped}, {"fixed_addresses", fixed_addresses}, {"forked", forked},
-    {"contexts", contexts}, {"names", names}, {"query", query}, {"init", init}, {"hold", hold}, {"loop", loop}, {"timed", timed},
+    {"contexts", contexts}, {"names", names}, {"ask", ask}, {"query", query}, {"init", init}, {"hold", hold}, {"loop", loop}, {"timed", timed},
     {"endless", endless}, {"host_functions", host_functions}, {"occupancy", occupancy}, {"pointers", pointers},
 };
 
