@@ -18,8 +18,9 @@ SRC = Path(state.__file__).parent / "src"
 STRUCTS = {
     "CUDA_MEMCPY2D": "srcXInBytes srcY srcMemoryType srcHost srcDevice srcArray srcPitch dstXInBytes dstY dstMemoryType"
     " dstHost dstDevice dstArray dstPitch WidthInBytes Height",
-    "CUDA_MEMCPY3D": "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcPitch srcHeight dstXInBytes"
-    " dstY dstZ dstLOD dstMemoryType dstHost dstDevice dstArray dstPitch dstHeight WidthInBytes Height Depth",
+    "CUDA_MEMCPY3D": "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcPitch srcHeight"
+    " dstXInBytes dstY dstZ dstLOD dstMemoryType dstHost dstDevice dstArray dstPitch dstHeight WidthInBytes Height"
+    " Depth",
     "CUlaunchConfig": "gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ sharedMemBytes hStream attrs numAttrs",
     "CUlaunchAttribute": "id value",
     "CUmemAllocationProp": "type requestedHandleTypes location win32HandleMetaData allocFlags",
