@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -194,6 +195,38 @@ def test_memory_beyond_the_claim_is_refused_to_one_process_and_its_neighbour_goe
             assert good("take 150") == "2"  # together they hold what the claim has
         wait_until(lambda: asyncio.run(host.workers.list())[0].sessions == 1, 2.0)
         assert good("take 100") == "0"  # what the other held is free again
+
+
+def test_nothing_of_a_killed_starter_is_missed_by_a_running_program(host: Host) -> None:
+    script = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from kvmpool.dataplane.relays import ProcessRelays
+from kvmpool.dataplane.workers import ProcessWorkers
+from tests.dataplane.test_failover import Host, binding
+folder = Path(sys.argv[1])
+workers = ProcessWorkers(folder / "workers")
+relays = ProcessRelays(folder / "relays", folder / "guests", listen="tcp:127.0.0.1:0")
+Host(folder, workers, relays).serve(binding(1, 0))
+print("served", flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    words = [sys.executable, "-c", script, str(host.folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "served\n"
+        with holder(host) as program:
+            assert program("take 10") == "0"
+            starter.stdin.write("now\n")
+            starter.stdin.flush()
+            assert starter.wait(10) == -signal.SIGKILL
+            assert program("check 3") == "True"
+            (worker,) = asyncio.run(host.workers.list())
+            (relay,) = asyncio.run(host.relays.list())
+            assert (worker.serving, worker.sessions, relay.points) == (True, 1, {"gpu0": 1})
+    assert host.run("vectorAdd").returncode == 0
 
 
 def test_a_wrong_token_is_told_to_the_program(host: Host) -> None:
