@@ -11,21 +11,8 @@ from pathlib import Path
 import pytest
 
 SOFTGPU = Path(__file__).resolve().parents[2] / "kvmpool" / "softgpu"
-SOURCES = [
-    "barrier",
-    "build",
-    "device_rt",
-    "executor",
-    "fatbin",
-    "fiber",
-    "launch",
-    "lz4",
-    "module",
-    "sha256",
-    "signals",
-    "tools",
-    "warp",
-]
+_NAMES = "barrier build device_rt executor fatbin fiber launch lz4 module sha256 signals tools warp"
+SOURCES = _NAMES.split(" ")
 
 
 class Ctl(ctypes.Structure):
