@@ -49,6 +49,7 @@ class SystemHealthSource:
         self._echoes: dict[tuple[CardId, int], dict[XidClass, float]] = {}
         self._nameless: deque[tuple[float, KernelXid]] = deque(maxlen=NAMELESS_MAX)
         self._asking: dict[CardId, float] = {}  # NVML's verdict was asked for, when
+        self._log_was_missing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._nvml_ends = threading.Event()
         self._closed = threading.Event()
@@ -108,7 +109,8 @@ class SystemHealthSource:
             await asyncio.sleep(RETRY_S)
 
     async def _follow_kernel_log(self, path: Path) -> None:
-        async for found in kmsg.follow(path):
+        whole, self._log_was_missing = self._log_was_missing, _is_missing(path)
+        async for found in kmsg.follow(path, whole=whole):
             if not self._kernel_said(self._clock.now(), found):
                 self._nameless.append((self._clock.now(), found))
 
@@ -226,3 +228,7 @@ class SystemHealthSource:
             self._queue.put_nowait(signal)
         except asyncio.QueueFull:
             log.error("health signals are not read: %s dropped", signal)
+
+
+def _is_missing(path: Path) -> bool:
+    return not path.exists()

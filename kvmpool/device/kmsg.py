@@ -64,12 +64,15 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_CHARS]).strip()
 
 
-async def follow(path: Path) -> AsyncIterator[KernelXid]:
-    """XIDs that are logged from now on. Raises Unreachable where the log cannot be opened or read."""
+async def follow(path: Path, *, whole: bool = False) -> AsyncIterator[KernelXid]:
+    """XIDs that are logged from now on; of a plain file the `whole` is read when it was not there before.
+
+    Raises Unreachable where the log cannot be opened or read.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         plain = stat.S_ISREG(os.fstat(fd).st_mode)
-        os.lseek(fd, 0, os.SEEK_END)
+        os.lseek(fd, 0, os.SEEK_SET if plain and whole else os.SEEK_END)
     except OSError as error:
         raise Unreachable(f"{path}: {error.strerror}. Next: run as root, or set device.kmsg") from error
     records = _plain_records(path, fd) if plain else _device_records(path, fd)

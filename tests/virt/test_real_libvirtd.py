@@ -21,6 +21,8 @@ from kvmpool.errors import Unreachable
 from kvmpool.lab import guests, hosts, images
 from kvmpool.lab.guests import GuestSpec
 from kvmpool.lab.hosts import Host, HostSpec
+from kvmpool.native import data
+from kvmpool.virt.domain_xml import claims_of, fw_cfg_entries, with_fw_cfg
 
 pytestmark = [
     pytest.mark.e2e,
@@ -115,6 +117,18 @@ def seen(child: Child) -> tuple[bool, str, list[str]]:
     ((name, running, state, claims, fault),) = child.ask("domains")
     assert (name, fault) == ("vm0", "")
     return running, state, claims
+
+
+def test_the_example_domain_is_one_that_libvirt_takes(host: Host) -> None:
+    """Without KVM, which a machine that tests may lack."""
+    text = data("xml", "domain.xml").read_text()
+    plain = text.replace('type="kvm"', 'type="qemu"').replace('<cpu mode="host-passthrough"/>', "")
+    plain = plain.replace("<name>vm0<", "<name>vm0-example<")
+    host.run("virsh", "define", "--validate", "/dev/stdin", stdin=plain)
+    kept = host.virsh("dumpxml", "--inactive", "vm0-example")
+    assert claims_of(kept).claims == claims_of(text).claims
+    assert with_fw_cfg(kept, fw_cfg_entries(f"/run/kvmpool/guests/{claims_of(text).uuid}")) is None
+    host.virsh("undefine", "vm0-example")
 
 
 def test_an_added_claim_is_kept_and_the_guest_is_started_with_its_files(host: Host, child: Child) -> None:
