@@ -43,6 +43,8 @@
     F(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *, CUstream)) F(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *)) \
     F(cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t)) F(cuMemsetD32_v2, (CUdeviceptr, unsigned, size_t)) \
     F(cuMemsetD32Async_ptsz, (CUdeviceptr, unsigned, size_t, CUstream)) \
+    F(cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream)) \
+    F(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
     F(cuMemsetD2D8_v2, (CUdeviceptr, size_t, unsigned char, size_t, size_t)) \
     F(cuMemsetD2D32_v2, (CUdeviceptr, size_t, unsigned, size_t, size_t)) \
     F(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int)) \

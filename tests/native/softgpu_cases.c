@@ -299,6 +299,84 @@ static void many_threads(void)
     OK(api.cuCtxDestroy_v2(context));
 }
 
+/* Everything is created and destroyed while other threads do the same. */
+static void *churn_on_thread(void *argument)
+{
+    int me = *(int *)argument;
+
+    OK(api.cuCtxSetCurrent(context));
+    for (int i = 0; i < 60; i++) {
+        CUstream one, two;
+        CUevent event;
+        int back = -1;
+        CUdeviceptr p = allocate(4096), q = allocate(4096);
+        OK(api.cuStreamCreate(&one, i & 1));
+        OK(api.cuStreamCreate(&two, CU_STREAM_NON_BLOCKING));
+        OK(api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        OK(api.cuMemsetD32Async(p, (unsigned)(me * 1000 + i), 1024, one));
+        OK(api.cuEventRecord(event, one));
+        OK(api.cuStreamWaitEvent(two, event, 0));
+        OK(api.cuMemcpyDtoDAsync_v2(q, p, 4096, two));
+        OK(api.cuStreamDestroy_v2(one));
+        OK(api.cuMemcpyDtoHAsync_v2(&back, q + 4092, 4, two));
+        IS(back, me * 1000 + i);
+        OK(api.cuEventDestroy_v2(event));
+        OK(api.cuStreamDestroy_v2(two));
+        OK(api.cuMemFree_v2(p));
+        OK(api.cuMemFree_v2(q));
+    }
+    return NULL;
+}
+
+static void churn(void)
+{
+    enum { THREADS = 6 };
+    pthread_t threads[THREADS];
+    int numbers[THREADS];
+    size_t before, after, total;
+
+    begin();
+    OK(api.cuMemGetInfo_v2(&before, &total));
+    for (int i = 0; i < THREADS; i++) {
+        numbers[i] = i;
+        pthread_create(&threads[i], NULL, churn_on_thread, &numbers[i]);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    OK(api.cuMemGetInfo_v2(&after, &total));
+    IS(before - after, 0);
+    OK(api.cuCtxDestroy_v2(context));
+}
+
+/* A context is destroyed with work in all its streams; its memory is free afterwards. */
+static void destroyed_at_work(void)
+{
+    size_t before, after, total;
+
+    OK(api.cuInit(0));
+    for (int i = 0; i < 5; i++) {
+        begin();
+        if (!i)
+            OK(api.cuMemGetInfo_v2(&before, &total));
+        CUstream streams[4];
+        CUevent event;
+        OK(api.cuEventCreate(&event, 0));
+        CUdeviceptr p = allocate(1 << 20);
+        for (int k = 0; k < 4; k++) {
+            OK(api.cuStreamCreate(&streams[k], (unsigned)k & 1));
+            OK(late(p, k, LATE, streams[k]));
+            OK(late(p, k, LATE, streams[k]));
+            OK(api.cuEventRecord(event, streams[k]));
+            OK(api.cuStreamWaitEvent(streams[0], event, 0));
+        }
+        OK(api.cuCtxDestroy_v2(context));
+        IS(api.cuStreamQuery(streams[0]), 201);
+    }
+    begin();
+    OK(api.cuMemGetInfo_v2(&after, &total));
+    IS(before - after, 0);
+}
+
 static void bad_pointers(void)
 {
     char buffer[64];
@@ -781,7 +859,7 @@ static const struct {
     void (*run)(void);
 } cases[] = {
     {"vector_add", vector_add}, {"launch_forms", launch_forms}, {"streams_and_events", streams_and_events},
-    {"default_stream", default_stream}, {"pageable_copies", pageable_copies}, {"many_threads", many_threads},
+    {"default_stream", default_stream}, {"pageable_copies", pageable_copies}, {"many_threads", many_threads}, {"churn", churn}, {"destroyed_at_work", destroyed_at_work},
     {"bad_pointers", bad_pointers}, {"sticky", sticky}, {"over_the_end", over_the_end}, {"variables", variables},
     {"libraries", libraries}, {"linking", linking}, {"shaped", shaped}, {"fixed_addresses", fixed_addresses}, {"forked", forked},
     {"contexts", contexts}, {"names", names}, {"ask", ask}, {"query", query}, {"init", init}, {"hold", hold}, {"loop", loop}, {"timed", timed},

@@ -30,6 +30,8 @@ def root(tmp_path: Path) -> Path:
         "default_stream",
         "pageable_copies",
         "many_threads",
+        "churn",
+        "destroyed_at_work",
         "bad_pointers",
         "over_the_end",
         "variables",
