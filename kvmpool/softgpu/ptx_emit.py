@@ -30,6 +30,9 @@ from kvmpool.softgpu.ptx_types import FLOATS, SIZES, STORAGE, VALUE, unsigned
 
 MAX_REGISTERS = 65536
 
+# What a handler runs into when an instruction has too few operands, or not the kind it should have.
+_MALFORMED = (AssertionError, IndexError, KeyError, StopIteration, ValueError)
+
 
 @dataclass(slots=True)
 class Register:
@@ -160,7 +163,10 @@ class Emitter:
                 raise self.unsupported(item)
         if item.guard is not None:
             self.put(f"if ({self.predicate(item.guard)}) {{")
-        found.handler(self, item)
+        try:
+            found.handler(self, item)
+        except _MALFORMED as error:
+            raise PtxError(item.line, f"the operands or modifiers of {item.text} are not those of {item.op}") from error
         if item.guard is not None:
             self.put("}")
 

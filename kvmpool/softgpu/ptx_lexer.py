@@ -56,7 +56,9 @@ def tokens(text: str) -> list[Token]:
 
 
 def number(token: Token) -> Imm:
-    """The value of an int or float token."""
+    """The value of an int or float token. Raises PtxError for any other."""
+    if token.kind not in ("int", "float"):
+        raise PtxError(token.line, f"expected a number, found {token.text!r}")
     text = token.text.rstrip("U")
     if token.kind == "int":
         if text[:2] in ("0x", "0X"):

@@ -56,7 +56,7 @@ class OperandReader:
         self.expect(opening)
         out: list[Operand] = []
         while not self.accept(closing):
-            out.append(self.operand())
+            out.append(self._scalar())
             if not self.accept(",") and self.peek().text != closing:
                 raise PtxError(self.peek().line, f"expected ',' or {closing!r}, found {self.peek().text!r}")
         return tuple(out)
@@ -75,17 +75,13 @@ class OperandReader:
         return Name(name, part, negated, self._offset())
 
     def _number(self) -> Imm:
-        token = self.next()
-        if token.text in ("-", "+", "~"):
-            inner = self._number()
-            if token.text == "+":
-                return inner
-            if inner.kind == "i":
-                return Imm(-inner.value if token.text == "-" else ~inner.value)
-            return Imm(inner.value ^ (1 << (31 if inner.kind == "f" else 63)), inner.kind)
-        if token.kind not in ("int", "float"):
-            raise PtxError(token.line, f"expected a number, found {token.text!r}")
-        return number(token)
+        signs = []
+        while self.peek().text in ("-", "+", "~"):
+            signs.append(self.next().text)
+        value = number(self.next())
+        for sign in reversed(signs):
+            value = _with_sign(sign, value)
+        return value
 
     def _offset(self) -> int:
         total = 0
@@ -106,3 +102,11 @@ class OperandReader:
             token = self.peek()
             raise PtxError(token.line, f"an address with {token.text!r} is not supported (textures, tensors)")
         return Addr(base, offset)
+
+
+def _with_sign(sign: str, imm: Imm) -> Imm:
+    if sign == "+":
+        return imm
+    if imm.kind == "i":
+        return Imm(-imm.value if sign == "-" else ~imm.value)
+    return Imm(imm.value ^ (1 << (31 if imm.kind == "f" else 63)), imm.kind)

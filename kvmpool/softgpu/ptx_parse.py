@@ -206,13 +206,15 @@ class _Reader(OperandReader):
             self.expect("]")
         return elements, unsized
 
-    def _initialiser(self) -> tuple[Init, ...]:
+    def _initialiser(self, depth: int = 0) -> tuple[Init, ...]:
         if not self.accept("{"):
             return (self._init_value(),)
+        if depth > _MAX_DEPTH:
+            raise PtxError(self.peek().line, f"an initialiser nested deeper than {_MAX_DEPTH}")
         out: list[Init] = []
         while not self.accept("}"):
             if self.peek().text == "{":
-                out.extend(self._initialiser())
+                out.extend(self._initialiser(depth + 1))
             else:
                 out.append(self._init_value())
             self.accept(",")
