@@ -70,8 +70,10 @@ int main(int argc, char **argv)
     session.memory_bytes = strtoull(argv[2], NULL, 0);
     session.account = kp_account_new(session.memory_bytes);
     memcpy(session.uuid, "0123456789abcdef", 16);
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", argv[1]);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s.new", argv[1]);
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 64) != 0)
+        return 1;
+    if (rename(address.sun_path, argv[1]) != 0) /* whoever sees the socket can dial it */
         return 1;
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = interrupt}, NULL);
     while ((fd = accept(listener, NULL, NULL)) >= 0 || errno == EINTR) {

@@ -17,6 +17,7 @@ struct kp_mapping {
     CUmemGenericAllocationHandle memory;
     uint64_t home_number;
     uint32_t allocations;
+    struct kp_mapping *next, **link; /* all of the session's; what points at this one */
     uint64_t starts[BLOCKS / 64]; /* blocks of the first page where an allocation begins */
 };
 
@@ -74,6 +75,11 @@ static CUresult new_mapping(struct kp_server *s, uint64_t va, uint64_t bytes, ui
     }
     for (uint64_t at = va; at < va + bytes; at += KP_VA_PAGE)
         *page_of(s, at) = mapping;
+    mapping->next = s->mappings;
+    mapping->link = &s->mappings;
+    if (mapping->next != NULL)
+        mapping->next->link = &mapping->next;
+    s->mappings = mapping;
     *out = mapping;
     return CUDA_SUCCESS;
 }
@@ -90,6 +96,9 @@ static CUresult end_mapping(struct kp_server *s, struct kp_mapping *mapping)
     kp_account_release(s->session->account, s->session->slot, mapping->bytes);
     for (uint64_t at = mapping->va; at < mapping->va + mapping->bytes; at += KP_VA_PAGE)
         *page_of(s, at) = NULL;
+    *mapping->link = mapping->next;
+    if (mapping->next != NULL)
+        mapping->next->link = mapping->link;
     free(mapping);
     return rc;
 }
@@ -97,6 +106,23 @@ static CUresult end_mapping(struct kp_server *s, struct kp_mapping *mapping)
 static bool in_window(const struct kp_server *s, uint64_t va, uint64_t bytes)
 {
     return va >= s->va_base && bytes > 0 && bytes <= KP_VA_WINDOW && va - s->va_base <= KP_VA_WINDOW - bytes;
+}
+
+bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes)
+{
+    if (bytes > s->session->memory_bytes)
+        return false;
+    if (!in_window(s, va, 1))
+        return true; /* a module's variable: the driver knows */
+    while (bytes > 0) {
+        struct kp_mapping *mapping = in_window(s, va, 1) ? *page_of(s, va) : NULL;
+        if (mapping == NULL)
+            return false;
+        uint64_t here = mapping->va + mapping->bytes - va;
+        va += here;
+        bytes -= here < bytes ? here : bytes;
+    }
+    return true;
 }
 
 int kp_do_alloc(struct kp_server *s, struct kp_work *w)
@@ -146,9 +172,13 @@ int kp_do_free(struct kp_server *s, struct kp_work *w)
 
 void kp_memory_drop(struct kp_server *s, uint64_t home_number)
 {
-    for (uint64_t page = 0; page < KP_VA_WINDOW / KP_VA_PAGE; page++)
-        if (s->pages[page] != NULL && s->pages[page]->home_number == home_number)
-            end_mapping(s, s->pages[page]);
+    struct kp_mapping *mapping = s->mappings, *next;
+
+    for (; mapping != NULL; mapping = next) {
+        next = mapping->next;
+        if (mapping->home_number == home_number)
+            end_mapping(s, mapping);
+    }
 }
 
 int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w)

@@ -62,6 +62,14 @@ static int make_slot(struct kp_server *s, struct kp_slot *slot)
     return s->driver.cuEventCreate(&slot->event, 2 /* no timing */);
 }
 
+/* What is page-locked goes with its context. The slots for copies out stay: a thread may still be at one. */
+static void drop_slots(struct kp_home *home)
+{
+    for (unsigned i = 0; i < KP_SLOTS_IN; i++)
+        if (!home->in[i].pinned)
+            free(home->in[i].memory);
+}
+
 int kp_do_context_create(struct kp_server *s, struct kp_work *w)
 {
     struct kp_home *home = calloc(1, sizeof *home);
@@ -81,8 +89,11 @@ int kp_do_context_create(struct kp_server *s, struct kp_work *w)
         rc = make_slot(s, &home->out[i]);
     if (rc == CUDA_SUCCESS)
         rc = kp_adopt(s, w, w->in[KP_CONTEXT_CREATE_HANDLE], KP_CONTEXT, home);
-    if (rc != CUDA_SUCCESS)
+    if (rc != CUDA_SUCCESS) {
+        drop_slots(home);
         s->driver.cuCtxDestroy_v2(home->context);
+        free(home);
+    }
     s->home = NULL; /* the guest names its context before the next call */
     s->home_number = 0;
     return rc;
@@ -102,10 +113,10 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     s->driver.cuCtxSetCurrent(home->context);
     kp_memory_drop(s, number);
     kp_forget(s, number);
-    for (unsigned i = 0; i < KP_SLOTS_IN; i++)
-        if (!home->in[i].pinned)
-            free(home->in[i].memory);
+    drop_slots(home);
     rc = s->driver.cuCtxDestroy_v2(home->context);
+    home->retired = s->retired;
+    s->retired = home;
     s->home = NULL;
     s->home_number = 0;
     atomic_store(&s->sticky, CUDA_SUCCESS);

@@ -49,6 +49,8 @@ static CUresult refused(struct kp_server *s, const struct kp_op_info *info, cons
         return CUDA_SUCCESS;
     if (w->home == NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if ((w->op == KP_OP_copy_in || w->op == KP_OP_copy_out) && !kp_memory_holds(s, w->in[0], w->in[1]))
+        return CUDA_ERROR_INVALID_VALUE;
     return w->wanted ? atomic_exchange(&s->deferred, 0) : CUDA_SUCCESS;
 }
 
@@ -64,12 +66,12 @@ static int run_call(struct kp_server *s, const struct kp_op_info *info, struct k
         int rc = kp_drain_bulk(s, w->seq, w->in[1]); /* both bulk calls have their bytes there */
         result = rc < 0 ? rc : result;
     }
+    if (result >= 0 && w->wanted)
+        return kp_reply(s, w, result);
+    free(w->give);
     if (result < 0)
         return result;
-    if (w->wanted)
-        return kp_reply(s, w, result);
     kp_note(s, result);
-    free(w->give);
     return 0;
 }
 

@@ -38,6 +38,7 @@ struct kp_home {
     struct kp_slot in[KP_SLOTS_IN], out[KP_SLOTS_OUT];
     unsigned next_in;
     pthread_mutex_t out_lock;
+    struct kp_home *retired; /* the next of those whose context is gone */
 };
 
 /* One call, decoded. A handler returns a CUresult, or a negative errno that ends the session. */
@@ -68,6 +69,7 @@ struct kp_server {
     pthread_mutex_t handles_lock;
     struct kp_home *home; /* current, NULL: none */
     uint64_t home_number;
+    struct kp_home *retired;
 
     atomic_int deferred; /* first asynchronous error that nobody was told of */
     atomic_int sticky;   /* error that the context does not recover from */
@@ -76,7 +78,7 @@ struct kp_server {
     size_t in_at, in_end;
     pthread_mutex_t tx;
 
-    struct kp_mapping **pages; /* by page of the window */
+    struct kp_mapping **pages, *mappings; /* by page of the window; all */
 
     pthread_mutex_t queue_lock;
     pthread_cond_t queued;
@@ -126,6 +128,7 @@ void kp_forget(struct kp_server *s, uint64_t number);
 int kp_enter_home(struct kp_server *s, uint64_t number);
 
 /* session_memory.c */
+bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes); /* false: surely no memory of the session */
 void kp_memory_drop(struct kp_server *s, uint64_t home_number);
 
 /* Handlers that are written by hand; why, says calls.toml. */

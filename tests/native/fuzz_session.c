@@ -1,0 +1,127 @@
+/* Any bytes as a guest's frames behind its hello: the session decodes, keeps its tables and never leaves its memory.
+ *
+ * The driver under it succeeds and does nothing; the reply goes nowhere. Bytes come from the reader's own buffer.
+ */
+#define _GNU_SOURCE
+#include "../../kvmpool/dataplane/src/session_run.c"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static unsigned char slot_memory[KP_BODY_MAX];
+
+static CUresult succeed(void)
+{
+    return CUDA_SUCCESS;
+}
+
+static CUresult reserve(CUdeviceptr *at, size_t bytes, size_t align, CUdeviceptr wanted, unsigned long long flags)
+{
+    (void)align;
+    (void)flags;
+    *at = wanted;
+    return bytes % KP_VA_PAGE == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult page_locked(void **memory, size_t bytes)
+{
+    *memory = slot_memory;
+    return bytes <= sizeof slot_memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult no_parameter(CUfunction f, size_t index, size_t *offset, size_t *size)
+{
+    (void)f;
+    *offset = *size = index;
+    return index < 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+int kp_driver_load(struct kp_server *s, char *text, size_t room)
+{
+    CUresult (*function)(void) = succeed;
+
+    (void)text;
+    (void)room;
+    for (unsigned i = 0; i < kp_driver_symbol_count; i++)
+        memcpy((char *)&s->driver + kp_driver_symbols[i].offset, &function, sizeof function);
+    s->driver.cuMemAddressReserve = reserve;
+    s->driver.cuMemAllocHost_v2 = page_locked;
+    s->driver.cuFuncGetParamInfo = no_parameter;
+    return 0;
+}
+
+int kp_do_device_info(struct kp_server *s, struct kp_work *w)
+{
+    (void)s;
+    (void)w;
+    return CUDA_SUCCESS;
+}
+
+void kp_note(struct kp_server *s, CUresult result)
+{
+    if (result != CUDA_SUCCESS)
+        atomic_store(&s->deferred, result);
+}
+
+int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
+{
+    (void)s;
+    (void)result;
+    free(w->give);
+    return 0;
+}
+
+int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t bytes)
+{
+    (void)s;
+    (void)seq;
+    return bytes > 0 && ((const unsigned char *)data)[bytes - 1] == 255 ? -EPIPE : 0; /* reads the last byte */
+}
+
+static void empty(struct kp_server *s, struct kp_account *account)
+{
+    for (uint32_t page = 0; page < KP_HANDLES_MAX / KP_HANDLES_PAGE; page++)
+        for (uint32_t i = 0; s->handles.pages[page] != NULL && i < KP_HANDLES_PAGE; i++) {
+            struct kp_handle *entry = &s->handles.pages[page][i];
+            if (entry->number != 0 && kp_handle_kind(entry->number) == KP_CONTEXT) {
+                kp_memory_drop(s, entry->number);
+                free(entry->value);
+            }
+        }
+    kp_handles_clear(&s->handles);
+    for (struct kp_home *home = s->retired, *next; home != NULL; home = next) {
+        next = home->retired;
+        free(home);
+    }
+    s->retired = NULL;
+    if (kp_account_used(account) != 0)
+        abort(); /* what was charged was given back */
+    s->home = NULL;
+    s->home_number = 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct kp_account *account;
+    static struct kp_session session = {.memory_bytes = 1ull << 30, .log_fd = -1};
+    static struct kp_hello hello = {.va_base = 1ull << 45};
+    static struct kp_server *s;
+    static unsigned char body[KP_CALL_MAX + 1];
+    char text[8];
+
+    if (s == NULL) {
+        session.account = account = kp_account_new(session.memory_bytes);
+        s = make_server(&session, -1, &hello);
+        kp_driver_load(s, text, sizeof text);
+        s->waiters = KP_WAITERS_MAX; /* so that calls that block are made here */
+    }
+    if (size > KP_READ_BYTES)
+        return 0;
+    memcpy(s->in, data, size);
+    s->in_at = 0;
+    s->in_end = size;
+    atomic_store(&s->deferred, 0);
+    while (serve_frame(s, body) == 0)
+        ;
+    empty(s, account);
+    return 0;
+}
