@@ -27,9 +27,10 @@ def _answers(text: str) -> bool:
     try:
         return "kp_unit" in translate.translate([text])
     except PtxError as error:
-        assert str(error).startswith(f"line {error.line}: ")
-        assert "\n" not in str(error)
-        return False
+        said, line = str(error), error.line
+    assert said.startswith(f"line {line}: ")
+    assert "\n" not in said
+    return False
 
 
 def test_nvrtcs_text_is_taken(text: str) -> None:
