@@ -48,7 +48,7 @@ class SystemHealthSource:
         self._queue: asyncio.Queue[HealthSignal | None] = asyncio.Queue(QUEUE_MAX)
         self._echoes: dict[tuple[CardId, int], dict[XidClass, float]] = {}
         self._nameless: deque[tuple[float, KernelXid]] = deque(maxlen=NAMELESS_MAX)
-        self._asking: dict[CardId, float] = {}  # NVML's verdict was asked for, when
+        self._asked: dict[CardId, float] = {}  # when NVML's verdict was last asked for, or will be
         self._log_was_missing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._nvml_ends = threading.Event()
@@ -213,12 +213,15 @@ class SystemHealthSource:
             return
         told[kind] = signal.at
         self._put(signal)
-        if signal.at - self._asking.get(signal.card, -ECHO_S) >= ECHO_S:
-            self._asking[signal.card] = signal.at
-            self._spawn(self._ask_verdict(signal.card))
+        now = self._clock.now()
+        ask_at = max(now, self._asked.get(signal.card, 0.0) + ECHO_S)
+        if now >= self._asked.get(signal.card, 0.0):  # else it will be asked after this XID anyway
+            self._asked[signal.card] = ask_at
+            self._spawn(self._ask_verdict(signal.card, ask_at - now))
 
-    async def _ask_verdict(self, card: CardId) -> None:
+    async def _ask_verdict(self, card: CardId, pause_s: float) -> None:
         """NVML's recovery action, or its loss; a slow answer says nothing here: the regular probe judges that."""
+        await asyncio.sleep(pause_s)
         signal = await self._cards.probe(card, VERDICT_DEADLINE_S)
         if isinstance(signal, ProbeSignal) and (signal.recovery_action or signal.lost):
             self._put(signal)

@@ -184,7 +184,7 @@ def test_a_hung_call_is_left_behind_and_asked_for_only_once() -> None:
             begun = time.monotonic()
             with pytest.raises(DeadlinePassed, match=r"the driver \(probe a\) did not answer within 0.05 s"):
                 await calls.call("probe a", hang, 0.05)
-            assert time.monotonic() - begun < 0.5
+            assert time.monotonic() - begun < 2
         assert (len(started), calls.hanging) == (1, 1)
         assert await calls.call("probe b", lambda: "well", 1.0) == "well"  # the others go on
         release.set()

@@ -47,7 +47,7 @@ class Child:
         self._lock = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def ask(self, command: str, kind: str = "", timeout_s: float = 10) -> Any:
+    def ask(self, command: str, kind: str = "", timeout_s: float = 30) -> Any:
         self.tell(command)
         return self.hear(kind or command.split()[0], timeout_s)[1]
 
@@ -70,7 +70,7 @@ class Child:
     def end(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(timeout=5)
+        return self.process.wait(timeout=20)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -156,9 +156,9 @@ def test_an_xid_is_told_at_once_and_once_by_log_and_nvml(root: Path, log: bool) 
         while signal["type"] != "XidSignal":  # that NVML has lost the card may be heard first
             lost.append(signal)
             at, signal = child.hear("signal")
-        assert at - sent < 0.25
+        assert at - sent < 1.0
         assert (signal["card"], signal["xid"]) == (ID_B, xid)
-    later = child.signals(0.6)
+    later = child.signals(2.0)
     assert [signal["xid"] for signal in later if signal["type"] == "XidSignal"] == []
     assert any(signal["type"] == "ProbeSignal" and signal["lost"] for signal in lost + later)  # NVML's word after 79
     assert child.end() == 0
@@ -258,13 +258,16 @@ def test_a_driver_that_hangs_blocks_neither_the_loop_nor_the_end(tmp_path: Path,
     add_card(tmp_path, A)
     child = Child(tmp_path, broken, log=False, NVML_MODE="hang")
     child.tell("signals")
+    child.ask("tick", timeout_s=30)  # it is up
     for _ in range(3):
         child.tell("inventory")
         child.tell(f"probe {ID_A} 0.5")
-        assert child.ask("tick", timeout_s=0.5) is None
+    begun = time.monotonic()
+    assert child.ask("tick", timeout_s=30) is None
+    assert time.monotonic() - begun < 2  # less than the inventory's deadline
     for _ in range(3):
-        probe = child.hear("probe", 5)[1]
+        probe = child.hear("probe", 10)[1]
         assert (probe["ok"], probe["timed_out"]) == (False, True)
-        (card,) = child.hear("inventory", 5)[1]
+        (card,) = child.hear("inventory", 10)[1]
         assert "did not answer within 2 s" in card["fault"]
     assert child.end() == 0

@@ -220,7 +220,7 @@ def test_no_libvirtd_is_unreachable_at_once_and_again_without_asking(tmp_path: P
         begun = time.monotonic()
         with pytest.raises(Unreachable):
             await hypervisor.domains()
-        assert time.monotonic() - begun < 0.05
+        assert time.monotonic() - begun < 0.15  # the pause is longer
 
     run(story, f"qemu+unix:///system?socket={tmp_path}/none")
 

@@ -53,14 +53,14 @@ class Child:
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
-    def hear(self, kind: str, timeout_s: float = 10) -> Any:
+    def hear(self, kind: str, timeout_s: float = 30) -> Any:
         return self._queue(kind).get(timeout=timeout_s)
 
-    def ask(self, *command: object, timeout_s: float = 10) -> Any:
+    def ask(self, *command: object, timeout_s: float = 30) -> Any:
         self.tell(*command)
         return self.hear(str(command[0]), timeout_s)
 
-    def until(self, wake: str, timeout_s: float = 15) -> None:
+    def until(self, wake: str, timeout_s: float = 40) -> None:
         end = time.monotonic() + timeout_s
         while wake not in self.hear("wake", max(0.01, end - time.monotonic())):
             pass
@@ -71,7 +71,7 @@ class Child:
     def end(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=30)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -159,12 +159,12 @@ def test_a_domains_lock_that_a_hook_holds_stops_nothing_but_the_list(host: Host,
     time.sleep(0.5)
     child.tell("domains")
     for _ in range(5):
-        assert child.ask("tick", timeout_s=0.5) == "done"
+        assert child.ask("tick", timeout_s=5) == "done"
         time.sleep(0.2)
     assert child.silent("domains")
     host.outside("/run/hold").unlink()
-    assert child.hear("domains", 5)[0][0] == "vm0"
-    assert start.wait(timeout=10) == 0
+    assert child.hear("domains", 15)[0][0] == "vm0"
+    assert start.wait(timeout=30) == 0
     child.until("vm0 started")
     assert seen(child)[0] is True
 
@@ -189,9 +189,9 @@ def test_a_libvirtd_that_is_stopped_for_a_while_is_waited_for(host: Host, child:
     try:
         child.tell("domains")
         for _ in range(5):
-            assert child.ask("tick", timeout_s=0.5) == "done"
+            assert child.ask("tick", timeout_s=5) == "done"
             time.sleep(0.2)
         assert child.silent("domains")
     finally:
         host.run("kill", "-CONT", pid)
-    assert child.hear("domains", 5)[0][0] == "vm0"
+    assert child.hear("domains", 15)[0][0] == "vm0"
