@@ -103,6 +103,7 @@ def test_one_lost_read_is_a_suspicion_three_over_half_a_second_a_loss() -> None:
     one = after(HEALTHY, lost(10.0))
     assert one.verdict is Verdict.SUSPECT
     assert after(one, lost(10.1), lost(10.2)).verdict is Verdict.SUSPECT  # too short a while
+    assert after(one, lost(11.0)).verdict is Verdict.SUSPECT  # too few
     gone = after(one, lost(10.25), lost(10.5))
     assert (gone.verdict, gone.hard, gone.fatal) == (Verdict.FAILED, True, True)
 

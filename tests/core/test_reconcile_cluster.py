@@ -180,6 +180,12 @@ def test_a_host_that_is_gone_loses_its_bindings_and_keeps_their_capacity() -> No
     assert [each.phase for each in after.bindings.values()] == [Phase.LOST, Phase.PREPARING]
 
 
+def test_what_a_gone_host_was_releasing_is_lost_too() -> None:
+    held = binding(claim(), C0, phase=Phase.RELEASING)
+    pool = rows([C0], [], [held], hosts=[replace(HOST, up=False)])
+    assert decide(pool) == (Lose(held, "host h0 is gone"),)
+
+
 def test_a_changed_claim_is_bound_anew() -> None:
     held = binding(claim(0, spec(2048)), C0)
     release, bind = decide(rows([C0], [claim(0, spec(1024))], [held]))

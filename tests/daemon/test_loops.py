@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvmpool.core import breaker
-from kvmpool.core.model import BootId, ClaimKey, DomainUuid, Generation, OnFailure, Phase, Verdict
+from kvmpool.core.model import (
+    Binding,
+    BootId,
+    CardId,
+    CardSeen,
+    ClaimKey,
+    DomainSeen,
+    DomainUuid,
+    Generation,
+    OnFailure,
+    Phase,
+    ProbeSignal,
+    RelaySeen,
+    Verdict,
+    WorkerSeen,
+)
 from kvmpool.core.xid import CATALOGUE, XidClass
 from kvmpool.daemon.ledger import Change
+from kvmpool.errors import Unreachable
 from kvmpool.ports import Put
-from kvmpool.sim.world import Condition
+from kvmpool.sim.world import Condition, SimDomain
 from tests.daemon.pool import GPU0, VGPU, VM0, Pool
 
 APP = sorted(code for code, xid in CATALOGUE.items() if xid.kind is XidClass.APP)
@@ -459,3 +475,180 @@ async def test_several_claims_and_domains_are_served_at_once() -> None:
     await pool.settle()
     cards = [(await pool.served_by(key)).card for key in keys]
     assert {cards.count(card) for card in pool.card_ids} == {4, 2}
+
+
+# --- slow and lying ports ---------------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_binding_released_while_its_worker_is_being_started_is_not_forgotten_before_that_ends() -> None:
+    pool = Pool(cards=1)
+    await pool.settle()
+    gate, start = asyncio.Event(), pool.card._workers.start
+
+    async def slow(binding: Binding) -> WorkerSeen:
+        await gate.wait()
+        return await start(binding)
+
+    pool.card._workers.start = slow  # type: ignore[method-assign]
+    await pool.prepare()
+    await pool.settle()
+    page = await pool.ledger.read()
+    keys = [key for key in page.revisions if key.startswith(("/claim/", "/attempt/"))]
+    await pool.ledger.commit(page, Change(deletes=keys))
+    await pool.settle()
+    rows = await pool.rows()
+    assert [each.phase for each in rows.bindings.values()] == [Phase.RELEASING]
+    gate.set()
+    await pool.settle()
+    assert (await pool.rows()).bindings == {}
+    assert pool.host.workers == {}
+
+
+@story
+async def test_a_start_that_hangs_holds_up_no_other_claim() -> None:
+    pool = Pool()
+    await pool.settle()
+    start = pool.card._workers.start
+
+    async def hangs_for_vm1(binding: Binding) -> WorkerSeen:
+        if binding.domain_name == "vm1":
+            await asyncio.Event().wait()
+        return await start(binding)
+
+    pool.card._workers.start = hangs_for_vm1  # type: ignore[method-assign]
+    await pool.prepare(VGPU, DomainUuid("00000000-0000-4000-8000-000000000002"), "vm1")
+    await pool.settle()
+    await pool.start_domain()
+    await pool.served_by()
+    pool.xid(pool.card_ids[0], 79)
+    await pool.settle()
+    assert (await pool.served_by()).generation == 4
+    await pool.card.close()
+
+
+@story
+async def test_a_worker_that_cannot_be_started_is_tried_again_and_then_its_card_is_left() -> None:
+    pool = Pool()
+    await pool.settle()
+    start, tries = pool.card._workers.start, 0
+
+    async def broken(binding: Binding) -> WorkerSeen:
+        nonlocal tries
+        if binding.card == pool.card_ids[0]:
+            tries += 1
+            raise Unreachable("no such program")
+        return await start(binding)
+
+    pool.card._workers.start = broken  # type: ignore[method-assign]
+    await pool.prepare()
+    await pool.run_for(3, step_s=0.1)
+    assert tries == 3
+    held = await pool.served_by()
+    assert (held.generation, held.card) == (2, pool.card_ids[1])
+
+
+@story
+async def test_a_card_whose_inventory_and_probe_disagree_stays_unknown() -> None:
+    pool = Pool()
+    await pool.settle()
+    inventory = pool.card._watch._cards.inventory
+
+    async def lies() -> tuple[CardSeen, ...]:
+        first, *others = await inventory()
+        return (replace(first, fault="sysfs: vendor is 0xffff"), *others)
+
+    pool.card._watch._cards.inventory = lies  # type: ignore[method-assign]
+    await pool.run_for(10)
+    healths = pool.card.health
+    assert healths[pool.card_ids[0]].verdict is Verdict.UNKNOWN
+    assert healths[pool.card_ids[1]].verdict is Verdict.HEALTHY
+
+
+@story
+async def test_while_nothing_can_be_read_every_card_is_unknown_and_no_session_ends() -> None:
+    pool = Pool()
+    await pool.settle()
+    await pool.start_domain()
+    before = await pool.served_by()
+
+    async def away() -> tuple[CardSeen, ...]:
+        raise Unreachable("NVML: driver/library version mismatch")
+
+    async def no_probe(card: CardId, deadline_s: float) -> ProbeSignal:
+        raise Unreachable("NVML: driver/library version mismatch")
+
+    pool.card._watch._cards.inventory = away  # type: ignore[method-assign]
+    pool.card._watch._cards.probe = no_probe  # type: ignore[method-assign]
+    await pool.run_for(30)
+    assert {health.verdict for health in pool.card.health.values()} == {Verdict.UNKNOWN}
+    assert await pool.served_by() == before
+
+
+@story
+async def test_while_workers_cannot_be_listed_verdicts_are_published_and_no_binding_is_called_broken() -> None:
+    pool = Pool()
+    await pool.settle()
+    await pool.start_domain()
+    listing = pool.card._workers.list
+
+    async def away() -> tuple[WorkerSeen, ...]:
+        raise Unreachable("run dir is not readable")
+
+    pool.card._workers.list = away  # type: ignore[method-assign]
+    await pool.run_for(3)
+    assert [each.phase for each in (await pool.rows()).bindings.values()] == [Phase.READY]
+    pool.xid(pool.card_ids[1], 79)
+    await pool.settle()
+    assert (await pool.rows()).cards[pool.card_ids[1]].health.verdict is not Verdict.HEALTHY
+    pool.card._workers.list = listing  # type: ignore[method-assign]
+    await pool.run_for(2)
+    await pool.served_by()
+
+
+@story
+async def test_a_relay_that_does_not_answer_is_tried_again_and_holds_up_no_other_domain() -> None:
+    pool = Pool()
+    await pool.settle()
+    relays = pool.domain._relays
+    opening, refused = relays.open, 0
+
+    async def flaky(domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
+        nonlocal refused
+        if domain_name == "vm1" and refused < 3:
+            refused += 1
+            raise Unreachable("relay of vm1 does not answer")
+        return await opening(domain, domain_name, claims, endpoint)
+
+    relays.open = flaky  # type: ignore[method-assign]
+    other = DomainUuid("00000000-0000-4000-8000-000000000002")
+    await pool.prepare(VGPU, other, "vm1")
+    await pool.prepare()
+    await pool.settle()
+    await pool.served_by()
+    assert refused == 1, "it is tried again later, not at once"
+    await pool.run_for(3, step_s=0.25)
+    await pool.served_by(ClaimKey(other, "gpu0"))
+
+
+@story
+async def test_a_list_of_domains_that_is_held_up_by_a_hook_holds_up_nothing() -> None:
+    pool = Pool()
+    await pool.settle()
+    held, domains = asyncio.Event(), pool.domain._hypervisor.domains
+
+    async def waits() -> tuple[DomainSeen, ...]:
+        await held.wait()
+        return await domains()
+
+    pool.domain._hypervisor.domains = waits  # type: ignore[method-assign]
+    pool.world.advance(3)
+    await pool.settle()
+    await pool.prepare()
+    await pool.settle()
+    await pool.served_by()
+    assert not (await pool.rows()).attempts[VM0].started
+    held.set()
+    pool.host.domains[VM0] = SimDomain(VM0, "vm0", (VGPU,), running=True)
+    await pool.run_for(3)
+    assert (await pool.rows()).attempts[VM0].started
