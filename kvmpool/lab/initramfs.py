@@ -71,7 +71,10 @@ def _loader_and_libraries(binaries: list[Path]) -> list[Entry]:
                 continue
             place = name.lstrip("/") if name.startswith("/") else f"{_LIBRARIES}/{name}"
             needed[place] = Path(path or name).read_bytes()
-    return [Entry(place, _FILE, data) for place, data in sorted(needed.items())]
+    entries = [Entry(place, _FILE, data) for place, data in sorted(needed.items())]
+    # A library that a static program opens asks for the loader by its soname, as any other library.
+    loaders = [place for place in needed if "ld-linux" in place]
+    return entries + [Entry(f"{_LIBRARIES}/{Path(place).name}", _LINK, f"/{place}".encode()) for place in loaders]
 
 
 def _with_parents(entries: list[Entry]) -> list[Entry]:
