@@ -9,6 +9,7 @@ The transactions themselves are in sqlite_file.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import time
@@ -160,7 +161,8 @@ class SqliteStore:
             raise StoreUnreachable("the store is closed")
         future = asyncio.get_running_loop().run_in_executor(executor, act)
         try:
-            return await asyncio.wait_for(future, self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                return await future
         except TimeoutError:
             line = f"the store's disk did not answer within {self._deadline_s:g} s"
             if op_id:
@@ -199,7 +201,7 @@ def _lead(path: Path) -> int:
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return
+    # not wait_for, nowhere here: in Python 3.11 it swallows a cancellation that comes together with the event
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

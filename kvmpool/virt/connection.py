@@ -124,7 +124,8 @@ class _Feed:
         """Returns or raises when the connection is lost."""
         while not self._broken.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._broken.wait(), ALIVE_S)
+                async with asyncio.timeout(ALIVE_S):
+                    await self._broken.wait()
             await self._link.call(lambda conn: conn.getLibVersion(), OPEN_DEADLINE_S)
             if self._broken.is_set():
                 log.warning("libvirt %s: the connection was lost", self._uri)

@@ -108,7 +108,8 @@ class Link:
             raise Unreachable(f"libvirt ({self._uri}): the connection was given up")
         future = asyncio.get_running_loop().run_in_executor(self._executor, self._act, act)
         try:
-            return await asyncio.wait_for(future, deadline_s)
+            async with asyncio.timeout(deadline_s):  # wait_for of Python 3.11 can swallow a cancellation
+                return await future
         except TimeoutError:
             why = "a domain's lock is held, or libvirtd hangs"
             raise DeadlinePassed(f"libvirt ({self._uri}) did not answer within {deadline_s:g} s: {why}") from None
@@ -120,7 +121,8 @@ class Link:
         self._ended = True
         future = asyncio.get_running_loop().run_in_executor(self._executor, self._drop)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(future, deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await future
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # --- in the thread ---
