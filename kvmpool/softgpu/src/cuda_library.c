@@ -1,25 +1,10 @@
 /* Libraries: code loaded once for the process; each context that uses it gets its own instance, a module, when it first does. */
-#include "cuda_core.h"
+#include "cuda_library.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_KERNEL_NAME 4096
-
-struct sg_kernel {
-	struct sg_library *library;
-	char *name;
-	int max_dynamic_shared; /* set through cuKernelSetAttribute; -1: not */
-	struct sg_kernel *next;
-};
-
-struct sg_library {
-	char *ptx; /* or a linked image */
-	size_t size;
-	struct sg_module *probe; /* any instance: the one in the context that was current at load, while that lives */
-	struct sg_kernel *kernels;
-	struct sg_library *next;
-};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before sg_lock */
 static struct sg_library *libraries;
@@ -302,38 +287,7 @@ CU_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibra
 	return sg_live(SG_LIBRARY, library) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE; /* no managed memory here */
 }
 
-CU_API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
-{
-	SG_ENTER(context);
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	return sg_live(SG_KERNEL, kernel) ? sg_function_of(context, kernel, out) : CUDA_ERROR_INVALID_HANDLE;
-}
-
-CU_API CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
-{
-	SG_TRY(sg_ready());
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!sg_live(SG_KERNEL, kernel))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*out = kernel->library;
-	return CUDA_SUCCESS;
-}
-
-CU_API CUresult cuKernelGetName(const char **out, CUkernel kernel)
-{
-	SG_TRY(sg_ready());
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!sg_live(SG_KERNEL, kernel))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*out = kernel->name;
-	return CUDA_SUCCESS;
-}
-
-/* What a kernel says of itself in whichever context: its function in the current one or in the probe's. */
-static CUresult some_function(CUkernel kernel, struct sg_function **out)
+CUresult sg_kernel_function(CUkernel kernel, struct sg_function **out)
 {
 	struct sg_module *module;
 
@@ -346,52 +300,4 @@ static CUresult some_function(CUkernel kernel, struct sg_function **out)
 		rc = sg_module_function(module, kernel->name, out);
 	pthread_mutex_unlock(&lock);
 	return rc;
-}
-
-CU_API CUresult cuKernelGetAttribute(int *out, int attribute, CUkernel kernel, CUdevice ordinal)
-{
-	struct sg_device *device;
-	struct sg_function *function;
-
-	SG_TRY(sg_device_of(ordinal, &device));
-	SG_TRY(some_function(kernel, &function));
-	if (attribute == SG_MAX_DYNAMIC_SHARED && kernel->max_dynamic_shared >= 0 && out) {
-		*out = kernel->max_dynamic_shared;
-		return CUDA_SUCCESS;
-	}
-	return sg_function_attribute(out, attribute, function);
-}
-
-CU_API CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice ordinal)
-{
-	struct sg_device *device;
-	struct sg_function *function;
-
-	SG_TRY(sg_device_of(ordinal, &device));
-	SG_TRY(some_function(kernel, &function));
-	SG_TRY(sg_function_set_attribute(function, attribute, value));
-	if (attribute == SG_MAX_DYNAMIC_SHARED)
-		kernel->max_dynamic_shared = value;
-	return CUDA_SUCCESS;
-}
-
-CU_API CUresult cuKernelSetCacheConfig(CUkernel kernel, int config, CUdevice ordinal)
-{
-	struct sg_device *device;
-
-	SG_TRY(sg_device_of(ordinal, &device));
-	if (!sg_live(SG_KERNEL, kernel))
-		return CUDA_ERROR_INVALID_HANDLE;
-	return config < 0 || config > 3 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-CU_API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
-{
-	struct sg_function *function;
-	size_t unused;
-
-	SG_TRY(some_function(kernel, &function));
-	if (!offset)
-		return CUDA_ERROR_INVALID_VALUE;
-	return kp_function_param(function->kernel, index, offset, size ? size : &unused);
 }
