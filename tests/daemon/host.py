@@ -75,12 +75,12 @@ class RealHost:
 
     # --- the daemon ---------------------------------------------------------------------------------------------------
 
-    def start(self, **environment: str) -> None:
-        """Start it and return when it answers."""
+    def start(self, *program: str, **environment: str) -> None:
+        """Start it and return when it answers. `program`: a module and its options instead of kvmpoold's own."""
         libraries = {"LD_LIBRARY_PATH": str(native("softgpu-cuda").parent), "KVMPOOL_SOFTGPU": str(self.soft)}
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "kvmpool.kvmpoold", "--config", self.file],
+                [sys.executable, "-m", *(program or ("kvmpool.kvmpoold",)), "--config", self.file],
                 env=os.environ | libraries | environment,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

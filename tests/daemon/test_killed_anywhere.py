@@ -46,7 +46,7 @@ def test_every_point_is_tried_here_or_elsewhere() -> None:
 
 def _started_to_die(host: RealHost, point: str) -> None:
     try:
-        host.start(KVMPOOL_DIE_AT=point)
+        host.start("tests.e2e.killed_daemon", point)
     except AssertionError:
         assert host.daemon is not None
         assert host.daemon.poll() == -signal.SIGKILL, host.log.read_text()
