@@ -2,7 +2,7 @@
 
     row PREPARING, no serving worker   start it; after several failures report the binding broken
     row PREPARING, worker serving      report ready
-    row READY, no worker               report broken
+    row READY, no worker               report broken; not where its claim is withdrawn: the worker left with its relay
     row RELEASING or LOST, worker      stop it
     row RELEASING or LOST, no worker   forget the row: this look is the proof that its memory is free
     worker without a row               stop it: its row went, or is of another generation
@@ -55,6 +55,7 @@ class CardsView:
     health: Mapping[CardId, Health] = field(default_factory=dict)
     published: Mapping[CardId, Card] = field(default_factory=dict)  # this host's card rows
     unreadable: frozenset[WorkerKey] = frozenset()  # binding rows that the codec refused
+    withdrawn: frozenset[ClaimKey] = frozenset()  # claims of `bindings` that have no row any more
     start_failures: Mapping[WorkerKey, tuple[int, str]] = field(default_factory=dict)  # (times in a row, last reason)
     start_limit: int = 3
 
@@ -113,7 +114,7 @@ def _bindings(view: CardsView, seen: tuple[WorkerSeen, ...]) -> Iterator[CardSte
         match binding.phase:
             case Phase.PREPARING:
                 yield from _preparing(view, binding, worker)
-            case Phase.READY if worker is None:
+            case Phase.READY if worker is None and binding.claim not in view.withdrawn:
                 yield ReportBroken(binding, "its worker has ended")
             case Phase.RELEASING | Phase.LOST if worker is None:
                 yield Forget(

@@ -157,6 +157,7 @@ class CardLoop(Loop):
             health={card: health for card, health in self.health.items() if card not in rows.unread.cards},
             published={card.id: card for card in rows.cards.values() if card.host == self.host},
             unreadable=rows.unread.bindings,
+            withdrawn=frozenset(key for key, _ in rows.bindings if key not in rows.claims),
             start_failures={key: (failure.times, failure.reason) for key, failure in self._failures.items()},
         )
 

@@ -79,6 +79,11 @@ def test_a_ready_binding_whose_worker_is_gone_is_broken() -> None:
     assert steps(row(Phase.READY)) == (ReportBroken(row(Phase.READY), "its worker has ended"),)
 
 
+def test_a_worker_that_left_with_the_relay_of_a_withdrawn_claim_broke_nothing() -> None:
+    held = row(Phase.READY)
+    assert steps(held, withdrawn=frozenset({held.claim})) == ()
+
+
 @pytest.mark.parametrize("phase", [Phase.RELEASING, Phase.LOST])
 def test_a_row_on_its_way_out_goes_only_when_its_worker_is_gone(phase: Phase) -> None:
     held = row(phase)
