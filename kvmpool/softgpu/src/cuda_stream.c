@@ -128,8 +128,12 @@ static CUresult own_stream(struct sg_context *context, struct sg_stream **out)
 	own->context = context;
 	own->context_id = context->id;
 	own->next = list;
-	pthread_setspecific(own_key, own);
 	*out = own->stream;
+	if (pthread_setspecific(own_key, own)) {
+		sg_stream_close(own->stream);
+		free(own);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	return CUDA_SUCCESS;
 }
 
