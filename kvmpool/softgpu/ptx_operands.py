@@ -99,9 +99,16 @@ class OperandReader:
         else:
             base, offset = None, self._number().value
         if not self.accept("]"):
-            token = self.peek()
-            raise PtxError(token.line, f"an address with {token.text!r} is not supported (textures, tensors)")
+            return self._beyond_address()
         return Addr(base, offset)
+
+    def _beyond_address(self) -> Operand:
+        """Textures, surfaces and tensors: `[t, {x, y}]`. No op takes the empty vector, so each is refused by its name."""
+        while not self.accept("]"):
+            if self.peek().text in (";", "[") or self.peek().kind == "end":
+                raise PtxError(self.peek().line, f"expected ']', found {self.peek().text!r}")
+            self.next()
+        return Vec(())
 
 
 def _with_sign(sign: str, imm: Imm) -> Imm:

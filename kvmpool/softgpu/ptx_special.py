@@ -44,3 +44,6 @@ for _index, _axis in enumerate(_AXES):
     SPECIAL[f"%cluster_nctaid.{_axis}"] = ("uint32_t", "1u")
 for _index in range(32):
     SPECIAL[f"%envreg{_index}"] = ("uint32_t", "0u")
+# The workspace of a cooperative grid, as cooperative_groups reads it (cooperative_groups/details/driver_abi.h).
+SPECIAL["%envreg1"] = ("uint32_t", "(uint32_t)(t->b->grid_workspace >> 32)")
+SPECIAL["%envreg2"] = ("uint32_t", "(uint32_t)t->b->grid_workspace")

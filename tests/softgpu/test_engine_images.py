@@ -129,7 +129,7 @@ def test_a_damaged_fatbin_is_refused_and_nothing_else_happens(engine: Engine, im
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [t, {%f0, %f1}];", "line 5: an address with ','"),
+        ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [t, {%f0, %f1}];", "line 5: tex.2d.v4.f32.f32 is not supported"),
         ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 %f0, %f1;", "line 5: wmma.mma.sync"),
         ("cp.async.ca.shared.global [%rd0], [%rd1], 16;", "line 5: cp.async.ca"),
         ("mbarrier.init.shared.b64 [%rd0], 1;", "line 5: mbarrier.init"),

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from tests.softgpu.engine import Arg, Buffer, Engine
+from tests.softgpu.engine import Arg, Buffer, Ctl, Engine
 from tests.softgpu.nvrtc import ptx
 
 ARCHES = ["compute_75", "compute_80", "compute_90", "compute_100", "compute_120"]
@@ -294,3 +294,32 @@ def test_half_and_bfloat16_arithmetic(engine: Engine, arch: str) -> None:
         assert h2.read()[i] == _half(y * y) << 16 | _half(x * x)
         p, q = (struct.unpack("<f", struct.pack("<I", _bf16(v) << 16))[0] for v in (a[i], b[i]))
         assert bf.read()[i * 2 : i * 2 + 2] == [_bf16(f32(p + q)), _bf16(f32(p * q))]
+
+
+GRID = """
+__device__ unsigned *workspace() {  // as cooperative_groups/details/driver_abi.h finds it
+  unsigned high, low; asm("mov.u32 %0, %%envreg1;" : "=r"(high)); asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+  return (unsigned *)((unsigned long long)high << 32 | low); }
+__device__ void sync(unsigned round) {
+  __syncthreads();
+  if (threadIdx.x == 0) { __threadfence(); atomicAdd(workspace() + 1, 1);
+    while (*(volatile unsigned *)(workspace() + 1) < round * gridDim.x); }
+  __syncthreads(); }
+extern "C" __global__ void steps(volatile int *a, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x; unsigned round = 0;
+  for (int d = 1; d < n; d *= 2) { int v = i >= d ? a[i - d] : 0; sync(++round); a[i] += v; sync(++round); } }
+extern "C" __global__ void bare(unsigned long long *o) { *o = (unsigned long long)workspace(); }
+"""
+
+
+def test_a_cooperative_grid_has_a_workspace_to_meet_at(engine: Engine, arch: str) -> None:
+    module = engine.load(ptx(GRID, arch))
+    n = 256
+    values = Buffer("i", [1] * n)
+    ctl = Ctl()
+    ctl.cooperative = 1
+    assert module.launch("steps", [4], [64], [values, ("i", n)], ctl=ctl).result == 0
+    assert values.read() == list(range(1, n + 1))
+    none = Buffer("Q", [5])
+    assert module.launch("bare", [1], [1], [none]).result == 0
+    assert none.read() == [0]

@@ -12,6 +12,11 @@
 /* A plain kernel's .local memory lies on the caller's stack; nothing below this far from here can be it. */
 #define KP_STACK_REACH (64u << 20)
 
+/* cooperative_groups/details/driver_abi.h: its address is in %envreg1 and %envreg2 */
+struct kp_grid_workspace {
+	uint32_t bytes, barrier;
+};
+
 static uint64_t now_ns(void)
 {
 	struct timespec now;
@@ -206,6 +211,10 @@ int kp_launch(const struct kp_function *function, const uint32_t grid[3], const 
 					   KP_MIN_STACK + 4 * (size_t)function->info->local_bytes, b.shared_bytes);
 	if (!launch.executor)
 		return KP_OUT_OF_MEMORY;
+	struct kp_grid_workspace workspace = {sizeof(workspace), 0};
+
+	if (ctl->cooperative)
+		b.grid_workspace = (uint64_t)(uintptr_t)&workspace;
 	const int result = run(&launch, &b, blocks, together);
 
 	kp_executor_give(launch.executor);

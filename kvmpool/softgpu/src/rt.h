@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KP_ABI 1 /* of everything below; part of the cache's key */
+#define KP_ABI 2 /* of everything below; part of the cache's key */
 
 #define KP_CONVERGED 0u /* instead of a member mask: whoever of the warp waits at the same place */
 
@@ -73,6 +73,7 @@ struct kp_block {
 	uint32_t dynamic_shared; /* offset of the dynamic part */
 	uint32_t shared_bytes, dynamic_bytes;
 	uint64_t grid_id;
+	uint64_t grid_workspace; /* of a cooperative launch: where cooperative groups keep the grid's barrier; else 0 */
 	uintptr_t stack_low, stack_high; /* where .local memory may lie */
 };
 
