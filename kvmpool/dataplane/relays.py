@@ -111,11 +111,18 @@ class ProcessRelays:
         return await control.ask(self._path(domain, "relay.ctl"), f"relay of domain {domain}", text, deadline_s)
 
     async def _look(self, domain: DomainUuid, who: lock.Holder) -> RelaySeen:
-        """One that does not answer lives, and points nowhere that anybody knows of."""
+        """One that does not answer lives, and points nowhere that anybody knows of.
+
+        A kvmpoold that was killed in `open` leaves a relay whose endpoint it has not written: that is made up for here.
+        """
         try:
-            return await self._status(domain, who)
+            seen = await self._status(domain, who)
         except KvmpoolError:
             return RelaySeen(domain, self._read(domain, "endpoint"), who.pid)
+        if self._read(domain, "token"):  # else it is being closed
+            with suppress(Unreachable):
+                self._write(domain, "endpoint", seen.endpoint)
+        return seen
 
     async def _status(self, domain: DomainUuid, who: lock.Holder) -> RelaySeen:
         seen = await control.status(self._path(domain, "relay.ctl"), f"relay of domain {domain}", STATUS_S)

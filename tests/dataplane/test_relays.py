@@ -71,6 +71,15 @@ def test_an_opened_relay_listens_and_the_guests_files_say_where(plane: Plane, re
     asyncio.run(story())
 
 
+def test_an_endpoint_that_a_killed_opener_did_not_write_is_written_at_the_next_look(
+    plane: Plane, relays: ProcessRelays
+) -> None:
+    seen = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], ""))
+    guest_file(plane, "endpoint").unlink()
+    assert asyncio.run(made(plane).list()) == (seen,)
+    assert guest_file(plane, "endpoint").read_text() == seen.endpoint
+
+
 def test_a_guest_is_served_over_tcp_with_its_token_only(plane: Plane, relays: ProcessRelays) -> None:
     plane.worker()
     seen = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], ""))
