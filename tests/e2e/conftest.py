@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,8 +73,18 @@ def _compiled(target: Path) -> tuple[Path, ...]:
 
 
 @pytest.fixture
-def pool(_session_pool: Pool) -> Iterator[Pool]:
+def pool(_session_pool: Pool) -> Pool:
     """The session's lab as a test may expect it: no domains, both cards healthy, every daemon running."""
     _session_pool.reset()
-    yield _session_pool
-    _session_pool.reset()
+    _session_pool.forget_logs()
+    return _session_pool
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failure in a lab shows what its daemons said during the test."""
+    report = yield
+    found = getattr(item, "funcargs", {}).get("pool")
+    if report.failed and call.when == "call" and isinstance(found, Pool):
+        report.sections.extend(found.logs())
+    return report

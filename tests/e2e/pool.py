@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from kvmpool.lab.pool import CARDS, SOFTGPU, Lab
 from kvmpool.softgpu import state as softgpu
 
 T = TypeVar("T")
+
+_LOGS = ("/run/kvmpoold.log", "/var/log/libvirt/libvirtd.log")
 
 CLAIM = 'name="gpu0" mode="vgpu" memory="1024"'
 
@@ -63,6 +67,18 @@ class Pool:
         cards = self.cards()
         good = [card for card in cards if card["verdict"] == "healthy" and not card["cordoned"]]
         return len(good) == len(cards) == len(CARDS)
+
+    def forget_logs(self) -> None:
+        """Start kvmpoold's log and libvirtd's anew."""
+        for name in _LOGS:
+            file = self.host.outside(name)
+            if file.exists():
+                os.truncate(file, 0)
+
+    def logs(self) -> list[tuple[str, str]]:
+        """What they said since."""
+        files = [(name, self.host.outside(name)) for name in _LOGS]
+        return [(name, file.read_text(errors="replace")[-20000:]) for name, file in files if file.exists()]
 
     # --- what people see ----------------------------------------------------------------------------------------------
 
@@ -131,8 +147,6 @@ class Pool:
             self.lab.start_kvmpoold(self.host)
 
     def kill(self, daemon: str) -> None:
-        import signal
-
         self.host.end_daemon(daemon, signal.SIGKILL)
 
 
