@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvmpool.api import access
 from kvmpool.api.client import kind_of
 from kvmpool.api.hooks import HookCall, Hooks
-from kvmpool.api.resources import Resources
+from kvmpool.api.resources import Cordon, Resources
 from kvmpool.errors import Conflict, DeadlinePassed, Denied, KvmpoolError, NotFound, Refused, Unreachable
 
 log = logging.getLogger("kvmpool.api")
@@ -235,11 +235,19 @@ async def _lines(bodies: AsyncIterator[Any]) -> AsyncIterator[bytes]:
 def _route_wishes(app: FastAPI, resources: Resources) -> None:
     @app.post("/v1/cards/{card:path}/cordon")
     async def _cordon(request: Request, card: str, body: Annotated[ReasonBody, Body()]) -> Any:
-        return await resources.cordon(card, True, body.reason, _by(request))
+        return await resources.cordon(card, Cordon.CORDON, body.reason, _by(request))
+
+    @app.post("/v1/cards/{card:path}/drain")
+    async def _drain(request: Request, card: str, body: Annotated[ReasonBody, Body()]) -> Any:
+        return await resources.cordon(card, Cordon.DRAIN, body.reason, _by(request))
 
     @app.post("/v1/cards/{card:path}/uncordon")
     async def _uncordon(request: Request, card: str) -> Any:
-        return await resources.cordon(card, False, "", _by(request))
+        return await resources.cordon(card, Cordon.UNCORDON, "", _by(request))
+
+    @app.post("/v1/cards/{card:path}/restore")
+    async def _restore(request: Request, card: str, body: Annotated[ReasonBody, Body()]) -> Any:
+        return await resources.restore(card, body.reason, _by(request))
 
     @app.post("/v1/breaker/close")
     async def _close(request: Request) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Protocol
 
 from kvmpool import __version__
@@ -23,8 +24,8 @@ from kvmpool.api.shapes import (
     HostBody,
     StatusBody,
 )
-from kvmpool.core import breaker
-from kvmpool.core.model import Card, CardWish, DomainSeen, Event, Rows, Settings, WorkerSeen
+from kvmpool.core import breaker, health
+from kvmpool.core.model import Card, CardWish, DomainSeen, Event, Rows, Settings, Verdict, WorkerSeen
 from kvmpool.daemon.ledger import Change, Ledger
 from kvmpool.daemon.turns import unless_conflict
 from kvmpool.errors import Conflict, NotFound, Refused, StoreUnreachable
@@ -33,6 +34,14 @@ from kvmpool.store import codec
 
 EVENTS_SHOWN = 500
 _TRIES = 8
+
+
+class Cordon(Enum):
+    """What a person wants of a card's bindings. DRAIN: nothing new, and what it has moves where there is room."""
+
+    UNCORDON = "uncordon"
+    CORDON = "cordon"
+    DRAIN = "drain"
 
 
 class Observed(Protocol):
@@ -167,15 +176,37 @@ class Resources:
 
     # --- wishes -------------------------------------------------------------------------------------------------------
 
-    async def cordon(self, named: str, cordoned: bool, reason: str, by: str) -> CardBody:
+    async def cordon(self, named: str, wanted: Cordon, reason: str, by: str) -> CardBody:
+        """Each wish replaces the one before: a drained card that is cordoned keeps what it still has."""
+
+        def wish(_: Card, before: CardWish) -> CardWish:
+            cordoned, drain = wanted is Cordon.CORDON, wanted is Cordon.DRAIN
+            return replace(before, cordoned=cordoned, drain=drain, reason=reason if cordoned or drain else "")
+
+        return await self._wish(named, wish, f"{wanted.value}ed", reason, by)
+
+    async def restore(self, named: str, reason: str, by: str) -> CardBody:
+        """A person says that the card is repaired: it is validated anew. Refused where it is not out of service."""
+
+        def wish(card: Card, before: CardWish) -> CardWish:
+            verdict = card.health.verdict
+            if verdict not in health.OUT_OF_SERVICE and verdict is not Verdict.DRAINING:
+                sound = f"{card.label} is {verdict.value}, not out of service"
+                raise Refused(f"{sound}: there is nothing to restore. Next: kvmpool card show {card.label}")
+            return replace(before, restore=before.restore + 1)
+
+        return await self._wish(named, wish, "restored", reason, by)
+
+    async def _wish(
+        self, named: str, change: Callable[[Card, CardWish], CardWish], kind: str, reason: str, by: str
+    ) -> CardBody:
         if len(reason) > 500 or not reason.isprintable():
             raise Refused("a reason is one line of at most 500 printable characters")
         for _ in range(_TRIES):
             page = await self._ledger.read()
             card = _find_card(page.rows, named)
-            wish = page.rows.wishes.get(card.id, CardWish(card.id))
-            wish = replace(wish, cordoned=cordoned, reason=reason if cordoned else "", by=by)
-            told = self._ledger.event(card.label, "cordoned" if cordoned else "uncordoned", f"{by}: {reason}")
+            wish = replace(change(card, page.rows.wishes.get(card.id, CardWish(card.id))), by=by)
+            told = self._ledger.event(card.label, kind, f"by {by}: {reason}" if reason else f"by {by}")
             if await unless_conflict(self._ledger.commit(page, Change(puts=[wish], events=[told]))):
                 self._wake(told.kind)
                 return await self.card(card.id)

@@ -49,7 +49,8 @@ class CardBody(TypedDict):
     verdict: str
     reason: str
     since_s: float  # age of the verdict
-    cordoned: bool
+    cordoned: bool  # nothing new
+    drain: bool  # nothing new, and what it has moves where there is room
     cordon_reason: str
     driver: str
     compute_capability: str
@@ -148,7 +149,8 @@ class ErrorBody(TypedDict):
     kind: str
 
 
-# POST /v1/cards/{id}/cordon {"reason": "..."} and /uncordon -> CardBody; POST /v1/breaker/close -> BreakerBody
+# POST /v1/cards/{id}/cordon, /drain, /restore {"reason": "..."} and /uncordon -> CardBody
+# POST /v1/breaker/close -> BreakerBody
 # GET /v1/domains -> [{"name", "uuid", "state"}], as libvirt has them
 # POST /v1/domains/{name}/claims {attributes of <claim>: text} -> ClaimBody
 # DELETE /v1/domains/{name}/claims/{claim} -> {}

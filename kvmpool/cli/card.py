@@ -21,17 +21,20 @@ CARD_COLUMNS = (
     column("MODEL", "model", flexible=True),
     column("MODE", "mode"),
     Column("HEALTH", _verdict),
-    Column("CORDON", lambda r: "yes" if r["cordoned"] else "-"),
+    Column("CORDON", lambda r: "drain" if r["drain"] else "yes" if r["cordoned"] else "-"),
     Column("TAKEN/MEMORY", lambda r: f"{mib(r['memory_taken_mib'])}/{mib(r['memory_mib'])}"),
     Column("BINDINGS", lambda r: ",".join(r["bindings"]) or "-", flexible=True),
 )
 
+_card_argument = click.argument("card_name", metavar="CARD", shell_complete=complete_cards)
+_reason_option = click.option("--reason", default="", help="Kept with it, for the next person.")
+
 
 @click.group()
 def card() -> None:
-    """List, show, cordon and uncordon cards.
+    """List and show cards; cordon, drain, uncordon and restore them.
 
-    A CARD is named by its address (h0/0000:41:00.0), its GPU uuid, or the start of it.
+    A CARD is named by its address (h0/0000:41:00.0, or without the host), by its GPU uuid, or by the start of that.
     """
 
 
@@ -43,7 +46,7 @@ def list_cards(output: str) -> None:
 
 
 @card.command()
-@click.argument("card_name", metavar="CARD", shell_complete=complete_cards)
+@_card_argument
 @output_option
 def show(card_name: str, output: str) -> None:
     """One card in full."""
@@ -55,26 +58,57 @@ def show(card_name: str, output: str) -> None:
 
 
 @card.command()
-@click.argument("card_name", metavar="CARD", shell_complete=complete_cards)
-@click.option("--reason", default="", help="Shown beside the cordon, for the next person.")
+@_card_argument
+@_reason_option
 def cordon(card_name: str, reason: str) -> None:
     """No new bindings on this card; those it has stay."""
-    body = Client().post(f"/cards/{quote(card_name, safe='')}/cordon", {"reason": reason})
-    click.echo(f"{body['label']} cordoned")
+    body = _wish(card_name, "cordon", reason)
+    click.echo(f"{body['label']} cordoned{_holds(body, 'stays', 'stay')}")
 
 
 @card.command()
-@click.argument("card_name", metavar="CARD", shell_complete=complete_cards)
+@_card_argument
+@_reason_option
+def drain(card_name: str, reason: str) -> None:
+    """Move this card's bindings to other cards, where there is room; nothing new comes."""
+    body = _wish(card_name, "drain", reason)
+    click.echo(f"{body['label']} is being drained{_holds(body, 'moves if it can', 'move if they can')}")
+
+
+@card.command()
+@_card_argument
 def uncordon(card_name: str) -> None:
-    """The card may get new bindings again."""
+    """End a cordon or a drain: the card may get new bindings again."""
     body = Client().post(f"/cards/{quote(card_name, safe='')}/uncordon")
     click.echo(f"{body['label']} uncordoned")
 
 
+@card.command()
+@_card_argument
+@_reason_option
+def restore(card_name: str, reason: str) -> None:
+    """Say that a card which is out of service is repaired: it is probed, and then on probation."""
+    body = _wish(card_name, "restore", reason)
+    click.echo(f"{body['label']} will be probed, then on probation. Next: kvmpool card show {body['label']}")
+
+
+def _wish(card_name: str, verb: str, reason: str) -> dict[str, Any]:
+    body = Client().post(f"/cards/{quote(card_name, safe='')}/{verb}", {"reason": reason})
+    assert isinstance(body, dict)
+    return body
+
+
+def _holds(body: dict[str, Any], one: str, many: str) -> str:
+    """What becomes of the bindings that the card has; "" where it has none."""
+    labels = body["bindings"]
+    return f"; {', '.join(labels)} {one if len(labels) == 1 else many}" if labels else ""
+
+
 def _cordon(body: dict[str, Any]) -> str:
-    if not body["cordoned"]:
+    if not body["cordoned"] and not body["drain"]:
         return "no"
-    return f"yes ({body['cordon_reason']})" if body["cordon_reason"] else "yes"
+    word = "being drained" if body["drain"] else "yes"
+    return f"{word} ({body['cordon_reason']})" if body["cordon_reason"] else word
 
 
 def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from kvmpool.errors import DeadlinePassed, KvmpoolError, NotFound, Refused, Unre
 _COMMANDS = {
     "status": ("kvmpool.cli.status", "The pool at a glance."),
     "host": ("kvmpool.cli.host", "List hosts; join this host to the pool, or leave it."),
-    "card": ("kvmpool.cli.card", "List, show, cordon and uncordon cards."),
+    "card": ("kvmpool.cli.card", "List and show cards; cordon, drain, uncordon and restore them."),
     "claim": ("kvmpool.cli.claim", "List, show, add and remove the claims of domains."),
     "binding": ("kvmpool.cli.binding", "List and show bindings: which card serves which claim."),
     "breaker": ("kvmpool.cli.breaker", "Show the failover breaker, or close it again."),

@@ -8,7 +8,8 @@ from typing import get_type_hints
 import pytest
 
 from kvmpool.api import shapes
-from kvmpool.core.model import Breaker, CardId, DomainSeen
+from kvmpool.api.resources import Cordon
+from kvmpool.core.model import Breaker, CardId, DomainSeen, Verdict
 from kvmpool.daemon.ledger import Change
 from kvmpool.errors import ClaimInvalid, NotFound, Refused
 from kvmpool.ports import Put
@@ -115,13 +116,46 @@ def test_an_edit_of_metadata_comes_back_as_the_claim_it_made() -> None:
 def test_a_cordoned_card_gets_nothing_new_and_the_reason_is_read_back() -> None:
     async def story(pool: Pool) -> None:
         for address in ("0000:41:00.0", "h0/0000:42:00.0"):
-            body = await pool.resources.cordon(address, True, "fan is loud", "uid 0")
+            body = await pool.resources.cordon(address, Cordon.CORDON, "fan is loud", "uid 0")
             assert (body["cordoned"], body["cordon_reason"]) == (True, "fan is loud")
         with pytest.raises(Refused, match="fan is loud"):
             await pool.call("prepare")
-        assert not (await pool.resources.cordon("0000:42:00.0", False, "", "uid 0"))["cordoned"]
+        assert not (await pool.resources.cordon("0000:42:00.0", Cordon.UNCORDON, "", "uid 0"))["cordoned"]
         await pool.call("prepare")
         assert (await pool.resources.binding("vm0/gpu0"))["card"] == "h0/0000:42:00.0"
+
+    run(story)
+
+
+def test_a_drained_card_gives_its_binding_away_and_uncordon_ends_it() -> None:
+    async def story(pool: Pool) -> None:
+        pool.define(running=True)
+        await pool.call("prepare")
+        await pool.until(lambda rows: rows.attempts[UUID].started)
+        first = await pool.resources.binding("vm0/gpu0")
+        body = await pool.resources.cordon(first["card"], Cordon.DRAIN, "new fan", "uid 0")
+        assert (body["drain"], body["cordoned"], body["cordon_reason"]) == (True, False, "new fan")
+        await pool.until(lambda rows: all(b.card != first["card_id"] for b in rows.bindings.values()))
+        assert (await pool.resources.binding("vm0/gpu0"))["generation"] > first["generation"]
+        body = await pool.resources.cordon(first["card"], Cordon.UNCORDON, "", "uid 0")
+        assert (body["drain"], body["cordoned"], body["cordon_reason"]) == (False, False, "")
+
+    run(story)
+
+
+def test_a_card_that_a_person_restores_is_validated_and_a_healthy_one_is_not() -> None:
+    async def story(pool: Pool) -> None:
+        card = next(iter(pool.host.cards.values()))
+        label = (await pool.resources.cards())[0]["label"]
+        with pytest.raises(Refused, match="is healthy, not out of service.*kvmpool card show h0/"):
+            await pool.resources.restore(label, "", "uid 0")
+        card.condition = Condition.GONE
+        await pool.until(lambda rows: rows.cards[card.id].health.verdict is Verdict.QUARANTINED)
+        card.condition = Condition.FINE
+        await pool.resources.restore(label, "reseated", "uid 0")
+        await pool.until(lambda rows: rows.cards[card.id].health.verdict is Verdict.PROBATION)
+        told = next(event for event in await pool.resources.events() if event["kind"] == "restored")
+        assert (told["subject"], told["reason"]) == (label, "by uid 0: reseated")
 
     run(story)
 
