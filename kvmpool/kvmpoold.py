@@ -63,8 +63,8 @@ class _Observed:
     def domains(self) -> tuple[DomainSeen, ...]:
         return self.seen_domains.last
 
-    def workers(self) -> tuple[WorkerSeen, ...]:
-        return self.seen_workers.last
+    async def workers(self) -> tuple[WorkerSeen, ...]:
+        return await self.seen_workers.now()
 
     def libvirt_fault(self) -> str:
         return self.seen_domains.fault

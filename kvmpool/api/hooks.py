@@ -7,6 +7,7 @@ takes its rows back; one that is killed leaves an attempt that its deadline with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -155,19 +156,20 @@ class Hooks:
     async def _wait_served(self, attempt: Attempt, until: float) -> None:
         """Until every required claim of the attempt is served. Raises what the person should read."""
         hopeless_since: float | None = None
-        async for rows in served.each_change(self._store, self._clock, until):
-            if _attempt_of(rows, attempt) is None:
-                raise Refused(f"domain {attempt.domain_name}: its start was withdrawn meanwhile. {_NEXT}")
-            missing = served.missing(rows, self._settings, attempt.domain, self._clock.now())
-            if not missing:
-                return
-            if not any(each.hopeless for each in missing):
-                hopeless_since = None
-            elif hopeless_since is None:
-                hopeless_since = self._clock.now()
-            now = self._clock.now()
-            if now >= until or (hopeless_since is not None and now - hopeless_since >= HOPELESS_S):
-                raise _failure(missing)
+        async with contextlib.aclosing(served.each_change(self._store, self._clock, until)) as changes:
+            async for rows in changes:
+                if _attempt_of(rows, attempt) is None:
+                    raise Refused(f"domain {attempt.domain_name}: its start was withdrawn meanwhile. {_NEXT}")
+                missing = served.missing(rows, self._settings, attempt.domain, self._clock.now())
+                if not missing:
+                    return
+                if not any(each.hopeless for each in missing):
+                    hopeless_since = None
+                elif hopeless_since is None:
+                    hopeless_since = self._clock.now()
+                now = self._clock.now()
+                if now >= until or (hopeless_since is not None and now - hopeless_since >= HOPELESS_S):
+                    raise _failure(missing)
         raise StoreUnreachable(f"domain {attempt.domain_name}: the store is closing. {_NEXT}")
 
     async def _extend(self, attempt: Attempt) -> None:

@@ -49,7 +49,8 @@ class Observed(Protocol):
 
     def domains(self) -> tuple[DomainSeen, ...]: ...
 
-    def workers(self) -> tuple[WorkerSeen, ...]: ...
+    async def workers(self) -> tuple[WorkerSeen, ...]:
+        """As they answer now; as they last did, where they cannot be asked."""
 
     def libvirt_fault(self) -> str: ...
 
@@ -130,7 +131,7 @@ class Resources:
         return bodies.explain_body(look, _find_claim(look, domain, name))
 
     async def bindings(self) -> list[BindingBody]:
-        look = await self._look()
+        look = replace(await self._look(), workers=await self._observed.workers())
         return [bodies.binding_body(look, binding) for binding in look.rows.bindings.values()]
 
     async def binding(self, label: str) -> BindingBody:
@@ -253,7 +254,6 @@ class Resources:
             now=self._clock.now(),
             wall=self._clock.wall(),
             domains=self._observed.domains(),
-            workers=self._observed.workers(),
             faults=page.faults,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from kvmpool.core.model import Binding, Claim, ClaimKey, DomainUuid, Phase, Rows, Settings, Wait
@@ -29,7 +29,7 @@ async def read_rows(store: Store) -> Rows:
     return codec.rows_from(items, rev)[0]
 
 
-async def each_change(store: Store, clock: Clock, until: float) -> AsyncIterator[Rows]:
+async def each_change(store: Store, clock: Clock, until: float) -> AsyncGenerator[Rows, None]:
     """The rows now, after every change, and a last time at `until`; without end: the caller leaves."""
     rows = await read_rows(store)
     changes = aiter(store.watch("/", rows.revision))

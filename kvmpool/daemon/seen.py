@@ -5,6 +5,7 @@ Each wraps the real one and changes nothing of what it says or raises.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 from kvmpool.core.model import (
@@ -45,7 +46,7 @@ class SeenDomains:
 
 
 class SeenWorkers:
-    """ports.Workers. `last`: the newest list."""
+    """ports.Workers. `last`: the newest list that was answered."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -53,6 +54,12 @@ class SeenWorkers:
 
     async def list(self) -> tuple[WorkerSeen, ...]:
         self.last = await self._workers.list()
+        return self.last
+
+    async def now(self) -> tuple[WorkerSeen, ...]:
+        """The list as of now, or the last one where they cannot be listed."""
+        with contextlib.suppress(KvmpoolError):
+            return await self.list()
         return self.last
 
     async def start(self, binding: Binding) -> WorkerSeen:

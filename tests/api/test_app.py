@@ -34,7 +34,7 @@ class _Nothing:
     def domains(self) -> tuple[DomainSeen, ...]:
         return ()
 
-    def workers(self) -> tuple[WorkerSeen, ...]:
+    async def workers(self) -> tuple[WorkerSeen, ...]:
         return ()
 
     def libvirt_fault(self) -> str:
