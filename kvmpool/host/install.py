@@ -108,7 +108,8 @@ def apply(plan: Plan) -> None:
         try:
             _perform(action)
         except OSError as error:
-            raise Refused(f"cannot {action.verb} {action.path}: {error.strerror}. Next: be root; the root folder must exist") from error
+            why = f"cannot {action.verb} {action.path}: {error.strerror}"
+            raise Refused(f"{why}. Next: be root; the root folder must exist") from error
 
 
 def _perform(action: Action) -> None:

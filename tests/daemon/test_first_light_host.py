@@ -68,7 +68,7 @@ class Looping:
 
     def __init__(self, host: RealHost, programs: Path) -> None:
         self.lines: list[str] = []
-        command = [programs / "loop", "0", "20"]
+        command = [str(programs / "loop"), "0", "20"]
         self._process = subprocess.Popen(command, env=host.guest(), stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
