@@ -8,7 +8,7 @@ demo: .venv/installed
 	$(PY) -m kvmpool.cli.main lab demo
 
 test: .venv/installed
-	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pytest $(TESTS)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m $(if $(TESTS),pytest $(TESTS),tests.run)
 
 lint: .venv/installed
 	$(PY) -m pytest tests/test_tidy.py
