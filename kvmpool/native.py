@@ -1,4 +1,4 @@
-"""Where the built C programs and shared data files are: in an installed wheel, an editable install or a source checkout.
+"""Where the built C programs and shared data files are: in a wheel, an editable install or a source checkout.
 
 Knows nothing of what they do.
 """

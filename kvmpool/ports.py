@@ -1,4 +1,4 @@
-"""Every effect kvmpool has on the world, as Protocols. Adapters implement them; `sim.world` does, in memory; kvmpoold.py chooses.
+"""Every effect kvmpool has on the world, as Protocols. Adapters and, in memory, `sim.world` have them; kvmpoold.py chooses.
 
 All methods raise only kvmpool.errors. Every call has a deadline inside its adapter: none waits for ever.
 """
@@ -71,7 +71,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A right that ends by itself. `sent_at`: boottime when the grant was sent; it never ends before sent_at + granted_ttl_s."""
+    """A right that ends by itself, never before sent_at + granted_ttl_s. `sent_at`: boottime when the grant was sent."""
 
     id: int
     granted_ttl_s: float
@@ -113,7 +113,7 @@ class Resync:
 
 
 class Store(Protocol):
-    """Linearizable keys and values. Keys are text without control characters, at most 512 bytes; values at most 1 MiB."""
+    """Linearizable keys and values. Keys: text without control characters, at most 512 bytes; values: at most 1 MiB."""
 
     async def get(self, key: str) -> Item | None: ...
 
@@ -141,7 +141,7 @@ class Store(Protocol):
     async def lease_revoke(self, lease_id: int) -> None: ...
 
     def watch(self, prefix: str, after_rev: int) -> AsyncIterator[Batch | Heartbeat | Resync]:
-        """Every revision after `after_rev` that touches `prefix`, in order; yields something within 5 s; ends when the store closes."""
+        """Every revision after `after_rev` on `prefix`, in order; yields within 5 s; ends when the store closes."""
 
     async def close(self) -> None: ...
 
@@ -153,7 +153,7 @@ class Hypervisor(Protocol):
     """libvirt, as seen from one host. Never called on the path of a hook (the domain's lock is held there)."""
 
     async def domains(self) -> tuple[DomainSeen, ...]:
-        """All domains of this host, sorted by name. Raises Unreachable: then nothing is known, and nothing may be concluded."""
+        """All domains of this host, sorted by name. Raises Unreachable: then nothing may be concluded."""
 
     def wakeups(self) -> AsyncIterator[str]:
         """A short text each time something may have changed (lifecycle, metadata, reconnect)."""
@@ -190,10 +190,16 @@ class Workers(Protocol):
     async def list(self) -> tuple[WorkerSeen, ...]: ...
 
     async def start(self, binding: Binding) -> WorkerSeen:
-        """Start the worker and wait until it serves. Idempotent: a live one of this generation is returned. Raises CardLost, Unreachable."""
+        """Start the worker and wait until it serves. Raises CardLost, Unreachable.
+
+        Idempotent: a live one of this generation is returned.
+        """
 
     async def stop(self, claim: ClaimKey, generation: Generation, pid: int) -> None:
-        """End it (and all its sessions) and return when its process is proved gone. Raises DeadlinePassed when it does not go (hung card)."""
+        """End it (and all its sessions) and return when its process is proved gone.
+
+        Raises DeadlinePassed when it does not go (hung card).
+        """
 
 
 class Relays(Protocol):
@@ -202,9 +208,14 @@ class Relays(Protocol):
     async def list(self) -> tuple[RelaySeen, ...]: ...
 
     async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
-        """Start the domain's relay listening; `endpoint` "" chooses one. Writes the guest's endpoint and token files. Idempotent."""
+        """Start the domain's relay listening; `endpoint` "" chooses one. Idempotent.
 
-    async def point(self, domain: DomainUuid, claim: str, generation: Generation, worker: str, memory_mib: int) -> None: ...
+        Writes the guest's endpoint and token files.
+        """
+
+    async def point(
+        self, domain: DomainUuid, claim: str, generation: Generation, worker: str, memory_mib: int
+    ) -> None: ...
 
     async def unpoint(self, domain: DomainUuid, claim: str, reason: str) -> None: ...
 

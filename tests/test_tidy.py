@@ -38,7 +38,7 @@ def test_imports_go_down_only() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_module_is_short_and_says_what_it_does(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= MODULE_LINES, f"{path} has more than {MODULE_LINES} lines: split it by what it decides or does"
+    assert text.count("\n") <= MODULE_LINES, f"{path}: over {MODULE_LINES} lines: split it by what it decides or does"
     tree = ast.parse(text)
     if tree.body:
         assert ast.get_docstring(tree), f"{path}: its first line must say what it decides or does"
