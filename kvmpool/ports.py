@@ -1,4 +1,4 @@
-"""Every effect kvmpool has on the world, as Protocols. Adapters and, in memory, `sim.world` have them; kvmpoold.py chooses.
+"""Every effect kvmpool has on the world, as Protocols. Adapters have them, `sim.world` in memory; kvmpoold.py chooses.
 
 All methods raise only kvmpool.errors. Every call has a deadline inside its adapter: none waits for ever.
 """
@@ -71,7 +71,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A right that ends by itself, never before sent_at + granted_ttl_s. `sent_at`: boottime when the grant was sent."""
+    """A right that ends by itself, never before sent_at + granted_ttl_s. `sent_at`: boottime of the grant."""
 
     id: int
     granted_ttl_s: float
