@@ -6,9 +6,11 @@ that the programs then need, e.g. "-fsanitize=address,undefined".
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -71,7 +73,9 @@ def libraries() -> Path:
 
 @functools.cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="softgpu-programs-"))
+    folder = Path(tempfile.mkdtemp(prefix="softgpu-programs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
