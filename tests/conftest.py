@@ -31,6 +31,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.longrepr = f"{item.nodeid}: skipped, but CI must run it: {report.longrepr}"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--regenerate`: golden logs are written instead of compared."""
+    parser.addoption("--regenerate", action="store_true", help="write the scenarios' golden logs anew")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first, those that start a lab last."""
     items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)

@@ -25,6 +25,7 @@ from kvmpool.core.model import (
     HostName,
     ProbeSignal,
     RelaySeen,
+    UnknownSignal,
     WorkerSeen,
 )
 from kvmpool.errors import CardLost, DeadlinePassed, Unreachable
@@ -59,6 +60,7 @@ class SimDomain:
     name: str
     claims: tuple[ClaimSpec, ...]
     running: bool = False
+    xml: str = ""  # as libvirt gives it to the hook
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class SimWorker:
     binding: Binding
     pid: int
     relay: bool = False
-    had_relay: bool = False
+    stray: bool = False  # put there by the test: no row has ever named it
 
     @property
     def address(self) -> str:
@@ -166,7 +168,7 @@ class World:
         for other in self.hosts.values():
             worker = other.workers.get((key, target[0]))
             if worker is not None and worker.address == target[1]:
-                worker.relay = worker.had_relay = True
+                worker.relay = True
                 relay.points[claim] = target
                 return
         raise Unreachable(f"no worker listens at {target[1]}")
@@ -244,10 +246,11 @@ class SimCards:
         ]
         return tuple(sorted(seen, key=lambda c: c.address))
 
-    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal:
+    async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal | UnknownSignal:
         condition = self._host.cards[card].condition if card in self._host.cards else Condition.GONE
-        lost = condition in (Condition.LOST, Condition.GONE)
-        hung = condition in (Condition.HUNG, Condition.MUTE)
+        if condition is Condition.MUTE:
+            return UnknownSignal(card, self._world.now, _FAULTS[condition])
+        lost, hung = condition in (Condition.LOST, Condition.GONE), condition is Condition.HUNG
         return ProbeSignal(card, self._world.now, condition is Condition.FINE, lost, hung, text=condition.value)
 
     async def close(self) -> None:
@@ -292,7 +295,10 @@ class SimWorkers:
                 raise CardLost(f"{self._host.name}: worker for {binding.label} cannot open its card: {why}")
             self._host.workers[key] = SimWorker(binding, self._world.next_pid())
             self._world.note(f"{self._host.name}: worker {binding.label} runs on {card.address}")
-        return self._seen(self._host.workers[key])
+        seen = self._seen(self._host.workers[key])
+        if not seen.serving:
+            raise DeadlinePassed(f"worker {binding.label} (pid {seen.pid}) runs but does not serve")
+        return seen
 
     async def stop(self, claim: ClaimKey, generation: Generation, pid: int) -> None:
         worker = self._host.workers.get((claim, generation))

@@ -1,0 +1,1 @@
+"""The pool as a seeded random walk, and bugs planted to show that the walk finds bugs."""

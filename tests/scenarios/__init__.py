@@ -1,0 +1,1 @@
+"""Failovers as stories: each folder is one, with a golden log."""
