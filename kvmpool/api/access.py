@@ -55,7 +55,15 @@ def check(peer: Peer, path: str, group: str) -> None:
     if path.startswith("/v1/hooks/"):
         raise Denied(f"uid {peer.uid} may not call {path}: only libvirt's hook does, as root")
     if not _is_member(peer, group):
-        raise Denied(f"uid {peer.uid} is not in group {group}. Next: usermod -aG {group} {_user(peer.uid)}")
+        raise Denied(f"uid {peer.uid} is not in group {group}. Next: usermod -aG {group} {user_of(peer)}")
+
+
+def user_of(peer: Peer) -> str:
+    """The name of its user; where it has none its number."""
+    try:
+        return pwd.getpwuid(peer.uid).pw_name
+    except KeyError:
+        return f"uid {peer.uid}"
 
 
 def listen(path: Path, group: str) -> socket.socket:
@@ -101,10 +109,3 @@ def _is_member(peer: Peer, group: str) -> bool:
         return gid in os.getgrouplist(entry.pw_name, entry.pw_gid)
     except KeyError:
         return False
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -13,7 +13,7 @@ from socket import socket
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Body, FastAPI, Request
+from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
@@ -221,10 +221,10 @@ def _route_reads(app: FastAPI, resources: Resources) -> None:
         return PlainTextResponse(await resources.metrics(), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/events", response_model=None)
-    async def _events(follow: bool = False) -> Any:
+    async def _events(follow: bool = False, last: Annotated[int, Query(ge=0)] = 0) -> Any:
         if not follow:
             return JSONResponse(await resources.events())
-        return StreamingResponse(_lines(resources.follow()), media_type="application/x-ndjson")
+        return StreamingResponse(_lines(resources.follow(last)), media_type="application/x-ndjson")
 
 
 async def _lines(bodies: AsyncIterator[Any]) -> AsyncIterator[bytes]:
@@ -265,4 +265,4 @@ def _route_wishes(app: FastAPI, resources: Resources) -> None:
 
 def _by(request: Request) -> str:
     peer: access.Peer = request.scope["state"]["peer"]
-    return f"uid {peer.uid}"
+    return access.user_of(peer)

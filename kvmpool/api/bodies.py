@@ -135,7 +135,7 @@ def claim_bodies(look: Look) -> list[ClaimBody]:
             bodies.append(_invalid(look, domain))
         for spec in domain.claims:
             if ClaimKey(domain.uuid, spec.name) not in look.rows.claims:
-                bodies.append(_inactive(look, domain, spec))
+                bodies.append(inactive_body(look, domain, spec))
     return sorted(bodies, key=lambda body: (body["label"], body["uuid"]))
 
 
@@ -158,7 +158,8 @@ def _live(look: Look, claim: Claim, wait: Wait | None) -> ClaimBody:
     return body
 
 
-def _inactive(look: Look, domain: DomainSeen, spec: ClaimSpec) -> ClaimBody:
+def inactive_body(look: Look, domain: DomainSeen, spec: ClaimSpec) -> ClaimBody:
+    """A claim of the metadata that nobody serves: its domain is off, or has been started without it."""
     state, reason = "inactive", unsupported(spec) or ""
     if domain.running:
         reason = "added to a running domain: it is served from the domain's next start on"

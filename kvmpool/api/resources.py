@@ -25,10 +25,10 @@ from kvmpool.api.shapes import (
     StatusBody,
 )
 from kvmpool.core import breaker, health
-from kvmpool.core.model import Card, CardWish, DomainSeen, Event, Rows, Settings, Verdict, WorkerSeen
+from kvmpool.core.model import Card, CardWish, ClaimSpec, DomainSeen, Event, Rows, Settings, Verdict, WorkerSeen
 from kvmpool.daemon.ledger import Change, Ledger
 from kvmpool.daemon.turns import unless_conflict
-from kvmpool.errors import Conflict, NotFound, Refused, StoreUnreachable
+from kvmpool.errors import Conflict, NotFound, Refused, Unreachable
 from kvmpool.ports import Batch, Clock, Resync, Store
 from kvmpool.store import codec
 
@@ -60,7 +60,7 @@ class Observed(Protocol):
 class Metadata(Protocol):
     """Edits the claims in a domain's metadata, through libvirt. Raises NotFound, ClaimInvalid, Refused, Unreachable."""
 
-    async def add_claim(self, domain: str, attributes: dict[str, str]) -> None: ...
+    async def add_claim(self, domain: str, attributes: dict[str, str]) -> ClaimSpec: ...
 
     async def remove_claim(self, domain: str, name: str) -> None: ...
 
@@ -138,7 +138,8 @@ class Resources:
         """By its label, or by its claim's: then the newest one."""
         found = [body for body in await self.bindings() if label in (body["label"], body["label"].rpartition("#")[0])]
         if not found:
-            raise NotFound(f"no binding {label}. Next: kvmpool binding list")
+            claimed = any(body["label"] == label for body in await self.claims())
+            raise NotFound(f"no binding {label}. Next: kvmpool {f'explain {label}' if claimed else 'binding list'}")
         return max(found, key=lambda body: body["generation"])
 
     async def domains(self) -> list[dict[str, str]]:
@@ -155,9 +156,11 @@ class Resources:
         """The newest ones, oldest first."""
         return [bodies.event_body(event) for event in (await self._events())[0]]
 
-    async def follow(self) -> AsyncIterator[EventBody]:
-        """Every event from now on."""
+    async def follow(self, last: int = 0) -> AsyncIterator[EventBody]:
+        """The `last` events so far, and without a gap every one from now on."""
         seen, rev = await self._events()
+        for event in seen[max(0, len(seen) - last) :]:
+            yield bodies.event_body(event)
         known = {codec.event_key(event) for event in seen}
         while True:
             async for change in self._store.watch("/event/", rev):
@@ -225,23 +228,28 @@ class Resources:
         raise Conflict("the breaker was written by others all the time. Next: try again")
 
     async def add_claim(self, domain: str, attributes: dict[str, str]) -> ClaimBody:
-        await self._metadata.add_claim(domain, attributes)
+        spec = await self._metadata.add_claim(domain, attributes)
         self._wake(f"{domain} metadata")
-        name = attributes.get("name", "")
-        return await self._after_edit(domain, name)
+        return await self._after_edit(domain, spec)
 
     async def remove_claim(self, domain: str, name: str) -> None:
         await self._metadata.remove_claim(domain, name)
         self._wake(f"{domain} metadata")
 
-    async def _after_edit(self, domain: str, name: str) -> ClaimBody:
-        """The claim as the loop sees it, which looks at libvirt on its own."""
+    async def _after_edit(self, domain: str, spec: ClaimSpec) -> ClaimBody:
+        """The claim as the loop sees it, which looks at libvirt on its own; of a running domain it sees only what that
+        was started with."""
         for _ in range(40):
+            look = await self._look()
+            for seen in look.domains:
+                if seen.name == domain and seen.running:
+                    return bodies.inactive_body(look, seen, spec)
             try:
-                return await self.claim(domain, name)
+                return _find_claim(look, domain, spec.name)
             except NotFound:
                 await self._clock.sleep(0.05)
-        raise StoreUnreachable(f"{domain}/{name} is written, but was not seen in libvirt yet. Next: kvmpool claim list")
+        label = f"{domain}/{spec.name}"
+        raise Unreachable(f"{label} is written, but was not seen in libvirt yet. Next: kvmpool claim show {label}")
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class BindingBody(TypedDict):
 
 
 class EventBody(TypedDict):
-    """GET /v1/events -> list, oldest first; with ?follow=1 one JSON object a line, without end"""
+    """GET /v1/events -> list, oldest first; ?follow=1[&last=N]: one JSON object a line, the last N first, no end"""
 
     at: float  # wall clock
     host: str

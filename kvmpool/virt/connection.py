@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import libvirt
 
-from kvmpool.core.model import DomainSeen
+from kvmpool.core.model import ClaimSpec, DomainSeen
 from kvmpool.errors import DeadlinePassed, Unreachable
 from kvmpool.virt import edit, listing
 from kvmpool.virt.link import PAUSE_FIRST_S, PAUSE_MAX_S, Link
@@ -57,9 +57,14 @@ class Libvirt:
         async for reason in self._feed.reasons():
             yield reason
 
-    async def add_claim(self, domain: str, attributes: Mapping[str, str]) -> None:
-        """Write a claim into the domain's metadata. Raises NotFound, ClaimInvalid, Refused, Unreachable."""
-        await self._edits.call(lambda conn: edit.add_claim(conn, domain, attributes, self._guests), EDIT_DEADLINE_S)
+    async def add_claim(self, domain: str, attributes: Mapping[str, str]) -> ClaimSpec:
+        """Write a claim into the domain's metadata; what libvirt kept of it.
+
+        Raises NotFound, ClaimInvalid, Refused, Unreachable.
+        """
+        return await self._edits.call(
+            lambda conn: edit.add_claim(conn, domain, attributes, self._guests), EDIT_DEADLINE_S
+        )
 
     async def remove_claim(self, domain: str, name: str) -> None:
         """Take a claim out of the domain's metadata. Raises NotFound, Refused, Unreachable."""

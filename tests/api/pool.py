@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from kvmpool.api.hooks import HookCall, Hooks
 from kvmpool.api.resources import Resources
-from kvmpool.core.model import ClaimKey, DomainSeen, DomainUuid, HostName, Rows, Settings, WorkerSeen
+from kvmpool.core.model import ClaimKey, ClaimSpec, DomainSeen, DomainUuid, HostName, Rows, Settings, WorkerSeen
 from kvmpool.daemon.card_loop import CardLoop
 from kvmpool.daemon.cluster_loop import ClusterLoop
 from kvmpool.daemon.domain_loop import DomainLoop
@@ -128,9 +128,13 @@ class _Metadata:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def add_claim(self, domain: str, attributes: dict[str, str]) -> None:
+    async def add_claim(self, domain: str, attributes: dict[str, str]) -> ClaimSpec:
+        found = self._find(domain)
         claim = " ".join(f'{name}="{value}"' for name, value in attributes.items())
-        self._find(domain).claims += claims_of(xml(claim, name=domain)).claims
+        [spec] = claims_of(xml(claim, name=domain)).claims
+        if not found.running:  # a running domain keeps the metadata that it was started with
+            found.claims += (spec,)
+        return spec
 
     async def remove_claim(self, domain: str, name: str) -> None:
         found = self._find(domain)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import pwd
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from kvmpool.api.app import Server, build_app
 from kvmpool.api.client import Client
 from kvmpool.api.hooks import Hooks
 from kvmpool.api.resources import Resources
-from kvmpool.core.model import Card, CardId, DomainSeen, HostName, Settings, WorkerSeen
+from kvmpool.core.model import Card, CardId, ClaimSpec, DomainSeen, HostName, Settings, WorkerSeen
 from kvmpool.daemon.clock import HostClock
 from kvmpool.daemon.ledger import Change, Ledger
 from kvmpool.errors import ClaimInvalid, Denied, KvmpoolError, NotFound, Refused, StoreUnreachable, Unreachable
@@ -43,7 +44,7 @@ class _Nothing:
     def nvml_fault(self) -> str:
         return ""
 
-    async def add_claim(self, domain: str, attributes: dict[str, str]) -> None:
+    async def add_claim(self, domain: str, attributes: dict[str, str]) -> ClaimSpec:
         raise ClaimInvalid(f"domain {domain}: {sorted(attributes)}")
 
     async def remove_claim(self, domain: str, name: str) -> None:
@@ -168,7 +169,9 @@ def test_events_are_followed_as_they_happen(api: Api) -> None:
     Client(api.socket).post("/cards/0000:41:00.0/cordon", {"reason": "now"})
     reader.join(5)
     assert got
-    assert got[0]["kind"] == "cordoned"
+    assert (got[0]["kind"], got[0]["reason"]) == ("cordoned", f"by {pwd.getpwuid(os.getuid()).pw_name}: now")
+    told = Client(api.socket).lines("/events", follow="1", last="1")
+    assert next(told) == got[0]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'{"domain": 1, "xml": 2}', b"null", b"[" * 60_000])

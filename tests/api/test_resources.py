@@ -75,9 +75,10 @@ def test_a_waiting_claim_says_why_and_a_running_domains_new_claim_when() -> None
         waiting, served = await pool.resources.claims()
         assert (waiting["state"], served["state"]) == ("waiting", "served")
         assert "no card can serve 99999 MiB" in waiting["reason"]
+        with pytest.raises(NotFound, match="kvmpool explain vm0/gpu0"):
+            await pool.resources.binding("vm0/gpu0")
         assert (await pool.resources.explain("vm0", "gpu0"))["reason"] == waiting["reason"]
-        await pool.resources.add_claim("vm0", {"name": "gpu2", "mode": "vgpu", "memory": "64"})
-        added = await pool.resources.claim("vm0", "gpu2")
+        added = await pool.resources.add_claim("vm0", {"name": "gpu2", "mode": "vgpu", "memory": "64"})
         assert added["state"] == "inactive"
         assert "next start" in added["reason"]
 
@@ -116,11 +117,11 @@ def test_an_edit_of_metadata_comes_back_as_the_claim_it_made() -> None:
 def test_a_cordoned_card_gets_nothing_new_and_the_reason_is_read_back() -> None:
     async def story(pool: Pool) -> None:
         for address in ("0000:41:00.0", "h0/0000:42:00.0"):
-            body = await pool.resources.cordon(address, Cordon.CORDON, "fan is loud", "uid 0")
+            body = await pool.resources.cordon(address, Cordon.CORDON, "fan is loud", "root")
             assert (body["cordoned"], body["cordon_reason"]) == (True, "fan is loud")
         with pytest.raises(Refused, match="fan is loud"):
             await pool.call("prepare")
-        assert not (await pool.resources.cordon("0000:42:00.0", Cordon.UNCORDON, "", "uid 0"))["cordoned"]
+        assert not (await pool.resources.cordon("0000:42:00.0", Cordon.UNCORDON, "", "root"))["cordoned"]
         await pool.call("prepare")
         assert (await pool.resources.binding("vm0/gpu0"))["card"] == "h0/0000:42:00.0"
 
@@ -133,11 +134,11 @@ def test_a_drained_card_gives_its_binding_away_and_uncordon_ends_it() -> None:
         await pool.call("prepare")
         await pool.until(lambda rows: rows.attempts[UUID].started)
         first = await pool.resources.binding("vm0/gpu0")
-        body = await pool.resources.cordon(first["card"], Cordon.DRAIN, "new fan", "uid 0")
+        body = await pool.resources.cordon(first["card"], Cordon.DRAIN, "new fan", "root")
         assert (body["drain"], body["cordoned"], body["cordon_reason"]) == (True, False, "new fan")
         await pool.until(lambda rows: all(b.card != first["card_id"] for b in rows.bindings.values()))
         assert (await pool.resources.binding("vm0/gpu0"))["generation"] > first["generation"]
-        body = await pool.resources.cordon(first["card"], Cordon.UNCORDON, "", "uid 0")
+        body = await pool.resources.cordon(first["card"], Cordon.UNCORDON, "", "root")
         assert (body["drain"], body["cordoned"], body["cordon_reason"]) == (False, False, "")
 
     run(story)
@@ -148,14 +149,14 @@ def test_a_card_that_a_person_restores_is_validated_and_a_healthy_one_is_not() -
         card = next(iter(pool.host.cards.values()))
         label = (await pool.resources.cards())[0]["label"]
         with pytest.raises(Refused, match="is healthy, not out of service.*kvmpool card show h0/"):
-            await pool.resources.restore(label, "", "uid 0")
+            await pool.resources.restore(label, "", "root")
         card.condition = Condition.GONE
         await pool.until(lambda rows: rows.cards[card.id].health.verdict is Verdict.QUARANTINED)
         card.condition = Condition.FINE
-        await pool.resources.restore(label, "reseated", "uid 0")
+        await pool.resources.restore(label, "reseated", "root")
         await pool.until(lambda rows: rows.cards[card.id].health.verdict is Verdict.PROBATION)
         told = next(event for event in await pool.resources.events() if event["kind"] == "restored")
-        assert (told["subject"], told["reason"]) == (label, "by uid 0: reseated")
+        assert (told["subject"], told["reason"]) == (label, "by root: reseated")
 
     run(story)
 
@@ -179,7 +180,7 @@ def test_an_open_breaker_is_told_and_a_person_closes_it() -> None:
         await pool.ledger.commit(page, Change(puts=[tripped]))
         assert (await pool.resources.breaker())["open"]
         assert (await pool.resources.status())["breaker"] == "3 cards of h0 failed in 60 s"
-        assert not (await pool.resources.close_breaker("uid 0"))["open"]
+        assert not (await pool.resources.close_breaker("root"))["open"]
         assert (await pool.resources.events())[-1]["kind"] == "closed"
 
     run(story)
