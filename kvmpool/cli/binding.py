@@ -16,8 +16,8 @@ BINDING_COLUMNS = (
     column("PHASE", "phase"),
     column("CARD", "card"),
     Column("USED/MEMORY", lambda r: f"{mib(r['memory_used_mib'])}/{mib(r['memory_mib'])}"),
-    column("SESSIONS", "sessions"),
-    column("REASON", "reason", flexible=True),
+    column("SESSIONS", "sessions", spare=True),
+    column("REASON", "reason", note=True),
 )
 
 

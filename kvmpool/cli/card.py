@@ -11,19 +11,15 @@ from kvmpool.api.client import Client
 from kvmpool.cli.complete import cards as complete_cards
 from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
 
-
-def _verdict(row: Any) -> str:
-    return str(row["verdict"])
-
-
 CARD_COLUMNS = (
     column("CARD", "label"),
-    column("MODEL", "model", flexible=True),
-    column("MODE", "mode"),
-    Column("HEALTH", _verdict),
+    column("MODEL", "model", flexible=True, spare=True),
+    column("MODE", "mode", spare=True),
+    column("HEALTH", "verdict"),
     Column("CORDON", lambda r: "drain" if r["drain"] else "yes" if r["cordoned"] else "-"),
     Column("TAKEN/MEMORY", lambda r: f"{mib(r['memory_taken_mib'])}/{mib(r['memory_mib'])}"),
-    Column("BINDINGS", lambda r: ",".join(r["bindings"]) or "-", flexible=True),
+    column("BINDINGS", "bindings", flexible=True),
+    column("REASON", "reason", note=True),
 )
 
 _card_argument = click.argument("card_name", metavar="CARD", shell_complete=complete_cards)

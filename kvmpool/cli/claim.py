@@ -19,12 +19,12 @@ from kvmpool.errors import ClaimInvalid
 CLAIM_COLUMNS = (
     column("CLAIM", "label"),
     column("STATE", "state"),
-    column("MODE", "mode"),
-    Column("MEMORY", lambda r: mib(r["memory_mib"])),
-    Column("COMPUTE", lambda r: f"{r['compute_percent']}%" if r["compute_percent"] else "-"),
+    column("MODE", "mode", spare=True),
+    Column("MEMORY", lambda r: _memory(r)),
+    Column("COMPUTE", lambda r: f"{r['compute_percent']}%" if r["compute_percent"] else "-", spare=True),
     column("BINDING", "binding"),
     column("CARD", "card"),
-    column("REASON", "reason", flexible=True),
+    column("REASON", "reason", note=True),
 )
 
 
@@ -72,8 +72,11 @@ def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str 
         if not sign or not key:
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
         attributes[key] = value
-    body = Client().post(f"/domains/{quote(domain, safe='')}/claims", attributes)
-    click.echo(f"{body['label']} added: {body['mode']}, {mib(body['memory_mib'])}. Next: virsh start {body['domain']}")
+    try:
+        body = Client().post(f"/domains/{quote(domain, safe='')}/claims", attributes)
+    except ClaimInvalid as error:  # the fault is in these words, not in what `virsh edit` shows
+        raise ClaimInvalid(f"{str(error).partition('. Next: ')[0]}. Next: kvmpool claim add --help") from error
+    click.echo(f"{body['label']} added: {_words(body)}. Next: {_next(body)}")
 
 
 @claim.command()
@@ -83,6 +86,21 @@ def remove(domain: str, name: str) -> None:
     """Take a claim out of DOMAIN's metadata; a running domain keeps its binding until it stops."""
     Client().delete(f"/domains/{quote(domain, safe='')}/claims/{quote(name, safe='')}")
     click.echo(f"{domain}/{name} removed")
+
+
+def _words(body: dict[str, Any]) -> str:
+    words = [body["mode"], _memory(body)] if body["memory_mib"] else [body["mode"]]
+    return ", ".join(words) + (f"; {body['reason']}" if body["reason"] else "")
+
+
+def _next(body: dict[str, str]) -> str:
+    """A claim that has a reason now is not served at the domain's next start, or needs a running domain's stop."""
+    return "kvmpool claim show " + body["label"] if body["reason"] else "virsh start " + body["domain"]
+
+
+def _memory(body: Any) -> str:
+    """What it asks for; a passthrough claim gets a whole card, whatever that has."""
+    return mib(body["memory_mib"]) if body["memory_mib"] else "-"
 
 
 def claim_path(claim_name: str) -> str:
@@ -101,7 +119,7 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Reason", body["reason"] or "-"),
         ("Host", body["host"] or "-"),
         ("Mode", body["mode"]),
-        ("Memory", mib(body["memory_mib"])),
+        ("Memory", _memory(body)),
         ("Compute", f"{body['compute_percent']} %" if body["compute_percent"] else "best effort"),
         ("Priority", f"{body['priority']}{', preemptible' if body['preemptible'] else ''}"),
         ("On failure", body["on_failure"]),

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from kvmpool.api.client import Client
-from kvmpool.cli.output import output_option, print_value
+from kvmpool.cli.output import output_option, paint, print_value
+from kvmpool.errors import Unreachable
+
+Event = dict[str, Any]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell tells it
+_KEPT = 500  # more than kvmpoold shows
 
 
 @click.command()
@@ -20,30 +28,52 @@ from kvmpool.cli.output import output_option, print_value
 def events(follow: bool, lines: int, subject: str, output: str) -> None:
     """What happened, oldest first, a line each with its reason."""
     client = Client()
-    past = [row for row in client.get("/events") if _about(row, subject)]
-    past = past[len(past) - lines :] if lines < len(past) else past
-    if output == "yaml" or (output in ("json", "name") and not follow):
-        print_value(past, output, lambda rows: [r["subject"] for r in rows])
+    past = client.get("/events")
+    told = [row for row in past if _about(row, subject)]
+    told = told[max(0, len(told) - lines) :]
+    if follow:
+        _tell(told, output)
+        _follow(client, past, subject, output)
+    elif output != "table":
+        print_value(told, output, lambda rows: [r["subject"] for r in rows])
+    elif told:
+        _tell(told, output)
     else:
-        for row in past:
-            _line(row, output)
-    if not follow:
-        return
-    for row in client.lines("/events", follow="1"):
-        if _about(row, subject):
-            _line(row, output)
+        click.echo(f"no events of {subject}. Next: kvmpool events" if subject else "no events", err=True)
 
 
-def _about(row: dict[str, Any], subject: str) -> bool:
+def _follow(client: Client, past: list[Event], subject: str, output: str) -> None:
+    try:
+        for row in _news(client, past):
+            if _about(row, subject):
+                _tell([row], output)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    raise Unreachable("kvmpoold has ended. Next: systemctl status kvmpoold")
+
+
+def _news(client: Client, past: list[Event]) -> Iterator[Event]:
+    """Events that are not in `past`; the stream repeats the last ones, so that none between the two calls is missed."""
+    for row in client.lines("/events", follow="1", last=str(_KEPT)):
+        if row not in past:
+            yield row
+
+
+def _about(row: Event, subject: str) -> bool:
     name = row["subject"]
     return not subject or name == subject or name.startswith((f"{subject}/", f"{subject}#"))
 
 
-def _line(row: dict[str, Any], output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps(row))
-    elif output == "name":
-        click.echo(row["subject"])
-    else:
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
-        click.echo(f"{clock}  {row['subject']}: {row['kind']}" + (f" ({row['reason']})" if row["reason"] else ""))
+def _tell(rows: list[Event], output: str) -> None:
+    """One line an event (in YAML: an item of a list), at once: its reader may be a program."""
+    for row in rows:
+        if output == "json":
+            click.echo(json.dumps(row))
+        elif output == "yaml":
+            print_value([row], output, lambda _: ())
+        elif output == "name":
+            click.echo(row["subject"])
+        else:
+            clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
+            reason = f" ({row['reason']})" if row["reason"] else ""
+            click.echo(f"{clock}  {row['subject']}: {paint(row['kind'])}{reason}")

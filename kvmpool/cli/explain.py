@@ -12,7 +12,7 @@ from kvmpool.cli.output import Column, column, output_option, print_fields, prin
 _COLUMNS = (
     column("CARD", "card"),
     Column("FITS", lambda r: "yes" if r["fits"] else "no"),
-    column("WHY", "reason", flexible=True),
+    column("WHY", "reason", note=True),
 )
 
 

@@ -1,6 +1,7 @@
-"""How answers are printed: a table, JSON, YAML or names; in a terminal cut to its width and coloured, in a pipe plain.
+"""How answers are printed: a table, JSON, YAML or names; fitted and coloured in a terminal, plain in a pipe.
 
-Knows columns and rows, not what they mean.
+In a pipe a row is one line with every column in full. In a terminal that is too narrow for that, sentences go below
+their row, columns that can be spared are left out, and the rest is cut. Knows columns and rows, not what they mean.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +20,8 @@ Row = Mapping[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 FORMATS = ("table", "json", "yaml", "name")
+_CUT_TO = 8  # narrower than this a word says nothing
+_MARGIN = 4
 
 _COLOURS = {
     "healthy": "green",
@@ -46,16 +50,21 @@ _COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column: its heading, and how a row's text is made. `flexible`: may be cut to fit a narrow terminal."""
+    """A table's column: its heading, how a row's text is made, and what becomes of it in a narrow terminal.
+
+    `note`: a sentence, goes below its row. `spare`: is left out. `flexible`: is cut.
+    """
 
     heading: str
     text: Callable[[Row], str]
     flexible: bool = False
+    spare: bool = False
+    note: bool = False
 
 
-def column(heading: str, key: str, *, flexible: bool = False) -> Column:
+def column(heading: str, key: str, *, flexible: bool = False, spare: bool = False, note: bool = False) -> Column:
     """A column that shows one field as it is; `-` where it is absent or empty."""
-    return Column(heading, lambda row: _plain(row.get(key)), flexible)
+    return Column(heading, lambda row: _plain(row.get(key)), flexible, spare, note)
 
 
 def output_option(function: F) -> F:
@@ -92,61 +101,97 @@ def print_value(value: Any, output: str, names: Callable[[Any], Iterable[str]]) 
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Print one object for a person: a field a line, values aligned."""
-    width = max((len(name) for name, _ in fields), default=0)
+    """Print one object for a person: a field a line, values aligned; in a terminal wrapped under each other."""
+    width = max((len(name) for name, _ in fields), default=0) + 2
+    room = _room()
     for name, text in fields:
-        click.echo(f"{name + ':':<{width + 1}} {paint(text)}")
+        head = f"{name + ':':<{width}}"
+        if room and width + len(text) > room:
+            for line in textwrap.wrap(text, max(_CUT_TO, room - width), break_on_hyphens=False):
+                click.echo(f"{head}{line}")
+                head = " " * width
+        else:
+            click.echo(f"{head}{paint(text)}".rstrip())
 
 
 def paint(text: str, padded: str | None = None) -> str:
     """`text` (or its padded form) in its colour, where standard output is a terminal and NO_COLOR is unset."""
     shown = text if padded is None else padded
     colour = _COLOURS.get(text)
-    if colour is None or "NO_COLOR" in os.environ or not sys.stdout.isatty():
+    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():  # no-color.org: set and not empty
         return shown
     return click.style(shown, fg=colour)
 
 
-def mib(value: int | None) -> str:
+def mib(value: int) -> str:
     """A size for people: GiB where it is whole or large, MiB otherwise."""
-    if value is None:
-        return "-"
     if value >= 1024:
         return f"{value / 1024:.1f}GiB" if value % 1024 else f"{value // 1024}GiB"
     return f"{value}MiB"
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    room = _room()
+    columns, below = _fitted(rows, columns, room)
     cells = [[c.text(row) for c in columns] for row in rows]
     widths = [max(len(c.heading), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
-    _fit(widths, columns)
+    if room:
+        _squeeze(widths, columns, room)
     lines = ["  ".join(c.heading.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip()]
-    for line in cells:
-        shown = [_cut(text, w, last=i == len(widths) - 1) for i, (text, w) in enumerate(zip(line, widths, strict=True))]
-        lines.append("  ".join(paint(p.rstrip(), p) for p in shown).rstrip())
+    for row, line in zip(rows, cells, strict=True):
+        shown = [_cut(text, w) for text, w in zip(line, widths, strict=True)]
+        lines.append("  ".join(paint(text, cut) for text, cut in zip(line, shown, strict=True)).rstrip())
+        for note in (c.text(row) for c in below):
+            if note != "-":
+                margin = " " * _MARGIN
+                wrapped = textwrap.wrap(note, max(_CUT_TO, room - _MARGIN), break_on_hyphens=False)
+                lines += [margin + part for part in wrapped]
     return lines
 
 
-def _fit(widths: list[int], columns: Sequence[Column]) -> None:
-    """Shrink the flexible columns so that a row fits the terminal; in a pipe nothing is ever cut."""
-    if not sys.stdout.isatty():
-        return
-    try:
-        room = os.get_terminal_size(sys.stdout.fileno()).columns
-    except OSError:
-        room = 80
+def _fitted(rows: Sequence[Row], columns: Sequence[Column], room: int) -> tuple[list[Column], list[Column]]:
+    """The columns that stay in the rows, and those that go below them. `room` 0: a pipe, all stay."""
+    kept = list(columns)
+    if not room:
+        return kept, []
+    kept = [c for c in kept if not c.note or any(c.text(row) != "-" for row in rows)]
+    if _wide(rows, kept) <= room:
+        return kept, []
+    below = [c for c in kept if c.note]
+    kept = [c for c in kept if not c.note]
+    for spared in [c for c in reversed(kept) if c.spare]:
+        if _wide(rows, kept) > room:
+            kept.remove(spared)
+    return kept, below
+
+
+def _wide(rows: Sequence[Row], columns: Sequence[Column]) -> int:
+    widths = [max(len(c.heading), *(len(c.text(row)) for row in rows)) for c in columns]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _squeeze(widths: list[int], columns: Sequence[Column], room: int) -> None:
+    """Take from the flexible columns what is too much for the terminal."""
     over = sum(widths) + 2 * (len(widths) - 1) - room
     for i, c in enumerate(columns):
         if over > 0 and c.flexible:
-            new = max(8, widths[i] - over)
+            new = min(widths[i], max(_CUT_TO, widths[i] - over))
             over -= widths[i] - new
             widths[i] = new
 
 
-def _cut(text: str, width: int, *, last: bool) -> str:
-    if len(text) > width:
-        return text[: width - 1] + "…"
-    return text if last else text.ljust(width)
+def _room() -> int:
+    """The terminal's columns; 0 where standard output is none."""
+    if not sys.stdout.isatty():
+        return 0
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _cut(text: str, width: int) -> str:
+    return text[: width - 1] + "…" if len(text) > width else text.ljust(width)
 
 
 def _plain(value: Any) -> str:

@@ -1,0 +1,115 @@
+"""`kvmpool host`: the machines of the pool; makes this machine one of them, or takes it out again.
+
+Joining installs libvirt's hook and, under systemd, the units (kvmpool/host/install.py); both ways may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from kvmpool.api.client import Client, socket_path
+from kvmpool.cli.output import Column, column, output_option, print_rows
+from kvmpool.errors import KvmpoolError, Refused
+from kvmpool.host import install
+
+F = TypeVar("F", bound=Callable[..., None])
+
+HOST_COLUMNS = (
+    column("HOST", "name"),
+    column("STATE", "state"),
+    Column("HEALTHY/CARDS", lambda r: f"{r['cards_healthy']}/{r['cards']}"),
+    column("BINDINGS", "bindings"),
+    column("VERSION", "version"),
+)
+_DONE = {"make folder": "made folder", "write": "wrote", "remove": "removed", "remove folder": "removed folder"}
+_SHOWN_LABELS = 3
+_ASK_S = 2.0  # kvmpoold may be gone already when its host leaves
+
+
+@click.group()
+def host() -> None:
+    """List hosts; join this host to the pool, or leave it."""
+
+
+@host.command("list")
+@output_option
+def list_hosts(output: str) -> None:
+    """All hosts of the pool."""
+    empty = "no hosts. Next: systemctl status kvmpoold"
+    print_rows(Client().get("/hosts"), HOST_COLUMNS, output, lambda r: str(r["name"]), empty)
+
+
+def _plan_options(function: F) -> F:
+    root = click.option(
+        "--root",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        default=Path("/"),
+        help="Below this folder instead of /, for images that are not running.",
+    )
+    return root(click.option("--dry-run", is_flag=True, help="Only say what would be done.")(function))
+
+
+@host.command()
+@_plan_options
+@click.option("--units/--no-units", default=None, help="systemd's units too. [default: where systemd runs]")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(0.5, 300),
+    default=5.0,
+    show_default=True,
+    help="Seconds after which the hook refuses a start; as [hook] deadline_s of kvmpoold's configuration.",
+)
+def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float) -> None:
+    """Make this machine a host: libvirt's hook, and the service's units. May be repeated."""
+    wants_units = _systemd_runs(root) if units is None else units
+    plan = install.plan_join(root, socket=socket_path(), deadline_s=deadline_s, units=wants_units)
+    _carry_out(plan, dry_run, f"nothing to do: {install.HOOK} is installed and up to date")
+
+
+@host.command()
+@_plan_options
+@click.option("--force", is_flag=True, help="Also while domains of this host have bindings.")
+def leave(root: Path, dry_run: bool, force: bool) -> None:
+    """Remove what `join` installed, and nothing else. May be repeated."""
+    plan = install.plan_leave(root)
+    if plan.actions and not force and root == Path("/"):
+        _refuse_while_bound()
+    _carry_out(plan, dry_run, "nothing to do: this host has not joined")
+
+
+def _carry_out(plan: install.Plan, dry_run: bool, nothing: str) -> None:
+    if not plan.actions:
+        click.echo(nothing)
+        return
+    for action in plan.actions:
+        if dry_run:
+            click.echo(f"would {action}")
+        else:
+            install.apply(install.Plan((action,)))  # one by one: what was told is done, what was not told is not
+            click.echo(f"{_DONE[action.verb]} {str(action).removeprefix(action.verb).strip()}")
+    for note in plan.notes:
+        click.echo(f"Next: {note}")
+
+
+def _systemd_runs(root: Path) -> bool:
+    return (root / "run/systemd/system").is_dir()  # sd_booted(3)
+
+
+def _refuse_while_bound() -> None:
+    """Nobody would end the workers of a host whose daemon is removed: its domains go first."""
+    try:
+        client = Client(deadline_s=_ASK_S)
+        name = client.get("/status")["host"]
+        here = {row["label"] for row in client.get("/bindings") if row["card_host"] == name}
+        here |= {row["binding"] for row in client.get("/claims") if row["host"] == name and row["binding"]}
+    except KvmpoolError:
+        return
+    if here:
+        more = f" and {len(here) - _SHOWN_LABELS} more" if len(here) > _SHOWN_LABELS else ""
+        shown = ", ".join(sorted(here)[:_SHOWN_LABELS])
+        raise Refused(f"bound here: {shown}{more}. Next: shut these domains down, or kvmpool host leave --force")
