@@ -253,7 +253,7 @@ def _scan(routine: Routine, table: dict[str, Symbol], uses_common: set[str]) -> 
         loops |= item.op in ("bra", "brx") and bool(seen_labels & set(names))
         spins |= _may_spin(item)
         routine.fibers |= item.op in _COLLECTIVE or (item.op == "exit" and not routine.function.entry)
-        routine.fibers |= "volatile" in item.mods and "shared" in item.mods
+        routine.fibers |= "volatile" in item.mods and not {"global", "local", "const", "param"} & set(item.mods)
     routine.yields = spins and loops
     routine.fibers |= routine.yields
     return taken

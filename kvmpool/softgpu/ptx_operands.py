@@ -103,7 +103,7 @@ class OperandReader:
         return Addr(base, offset)
 
     def _beyond_address(self) -> Operand:
-        """Textures, surfaces and tensors: `[t, {x, y}]`. No op takes the empty vector, so each is refused by its name."""
+        """Textures and tensors: `[t, {x, y}]`. No op takes the empty vector, so each is refused by its name."""
         while not self.accept("]"):
             if self.peek().text in (";", "[") or self.peek().kind == "end":
                 raise PtxError(self.peek().line, f"expected ']', found {self.peek().text!r}")

@@ -1,8 +1,8 @@
 """Moves, loads, stores and address conversion (PTX ISA 9.7.9) as C.
 
 Global, const and local addresses are host addresses. A shared address is an offset into the block's window; adding the
-window's base makes it generic. Volatile shared accesses give way to the other threads first, so that
-warp-synchronous code, which counts on lockstep, sees its neighbours' values.
+window's base makes it generic. Volatile accesses that may be to shared memory give way to the other threads first, so
+that warp-synchronous code, which counts on lockstep, sees its neighbours' values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _elements(e: Emitter, item: Instr, operand: Operand) -> tuple[Operand, ...]:
 
 
 def _gives_way(item: Instr, space: str) -> bool:
-    return "volatile" in item.mods and space == "shared"
+    return "volatile" in item.mods and space in ("shared", "generic")
 
 
 @op("ld ldu", f"{_TYPES} {_SPACES} {_HINTS} {_ORDER} v2 v4 v8")

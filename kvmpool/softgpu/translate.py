@@ -38,11 +38,30 @@ def translate(texts: list[str]) -> str:
     bodies = []
     for routine in program.routines:
         emitter, body = _emit(program, routine)
+        routine.local_bytes = emitter.local_bytes
         parts.append(_signature(routine) + ";")
         bodies.append(_function(routine, body))
         bodies.append(_kernel(routine, emitter) if routine.function.entry else "")
+    _add_up_local(program)
     parts += [*bodies, _initialiser(program), _tables(program)]
     return "\n".join(parts) + "\n"
+
+
+def _add_up_local(program: Program) -> None:
+    """A kernel needs stack for all that it may call; through pointers that may be anything."""
+    by_name = {routine.cname: routine for routine in program.routines}
+    total = sum(routine.local_bytes for routine in program.routines if not routine.function.entry)
+    for routine in program.routines:
+        if not routine.function.entry:
+            continue
+        seen, todo = {routine.cname}, [routine.cname]
+        while todo:
+            new = by_name[todo.pop()].callees - seen
+            seen |= new
+            todo += sorted(new & by_name.keys())
+        reached = [by_name[name] for name in seen if name in by_name]
+        below = sum(other.local_bytes for other in reached if other is not routine)
+        routine.local_bytes += total if any(other.indirect for other in reached) else below
 
 
 def _emit(program: Program, routine: Routine) -> tuple[Emitter, str]:
@@ -88,7 +107,6 @@ def _kernel(routine: Routine, emitter: Emitter) -> str:
         rows.append(f"{{{offset}, {param.size}}}")
         offset += param.size
     routine.param_bytes = offset
-    routine.local_bytes = emitter.local_bytes
     routine.registers = min(255, max(16, len(emitter.registers)))
     table = f"static const struct kp_param_info {name}_params[] = {{{', '.join([*rows, '{0, 0}'])}}};\n"
     if routine.fibers:

@@ -11,10 +11,13 @@ _SPEC = importlib.util.find_spec("nvidia")
 _ROOTS = [Path(path) for path in (_SPEC.submodule_search_locations or ())] if _SPEC else []
 
 
+def library_path() -> Path:
+    return next(path for root in _ROOTS for path in root.glob("**/libnvrtc.so.*"))
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
-    found = [path for root in _ROOTS for path in root.glob("**/libnvrtc.so.*")]
-    return ctypes.CDLL(str(found[0]))
+    return ctypes.CDLL(str(library_path()))
 
 
 def _includes() -> list[str]:
@@ -23,10 +26,10 @@ def _includes() -> list[str]:
 
 @functools.cache
 def ptx(source: str, arch: str = "compute_75", *options: str) -> str:
-    """Raises ValueError with NVRTC's log where the source does not compile."""
+    """`arch` may carry options after a space. Raises ValueError with NVRTC's log where the source does not compile."""
     library, program = _library(), ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
-    words = [word.encode() for word in (f"--gpu-architecture={arch}", *_includes(), *options)]
+    words = [word.encode() for word in (*f"--gpu-architecture={arch}".split(), *_includes(), *options)]
     result = library.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
     kind = "ProgramLog" if result else "PTX"
     size = ctypes.c_size_t()

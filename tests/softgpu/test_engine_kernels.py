@@ -12,7 +12,7 @@ import pytest
 from tests.softgpu.engine import Arg, Buffer, Ctl, Engine
 from tests.softgpu.nvrtc import ptx
 
-ARCHES = ["compute_75", "compute_80", "compute_90", "compute_100", "compute_120"]
+ARCHES = ["compute_75", "compute_80", "compute_90", "compute_100", "compute_120", "compute_90 --device-debug"]
 
 
 def f32(value: float) -> float:
@@ -323,3 +323,18 @@ def test_a_cooperative_grid_has_a_workspace_to_meet_at(engine: Engine, arch: str
     none = Buffer("Q", [5])
     assert module.launch("bare", [1], [1], [none]).result == 0
     assert none.read() == [0]
+
+
+STACKS = """
+__device__ __noinline__ int big(int i) { int a[20000];
+  for (int k = 0; k < 20000; k++) a[k] = k ^ i; return a[(i * 77) % 20000]; }
+extern "C" __global__ void deep(int *o) { __syncthreads(); o[threadIdx.x] = big(threadIdx.x) + big(7); }
+"""
+
+
+def test_a_device_function_with_large_arrays_gets_the_stack_it_needs(engine: Engine, arch: str) -> None:
+    out = Buffer("i", 64)
+    module = engine.load(ptx(STACKS, arch))
+    done = module.launch("deep", [2], [64], [out])
+    assert done.result == 0, done.message
+    assert out.read() == [(i * 77 % 20000 ^ i) + (539 ^ 7) for i in range(64)]

@@ -21,16 +21,16 @@ static int window_open(struct kp_window *window, uint32_t bytes)
 	const size_t usable = ((size_t)bytes + KP_PAGE - 1) / KP_PAGE * KP_PAGE;
 
 	if (!window->base) {
-		size_t size = KP_WINDOW_BYTES;
-		void *base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		size_t size = KP_WINDOW_BYTES + KP_BEFORE;
+		uint8_t *base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 		if (base == MAP_FAILED) {
-			size = KP_SMALL_WINDOW_BYTES;
+			size = KP_SMALL_WINDOW_BYTES + KP_BEFORE;
 			base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		}
 		if (base == MAP_FAILED)
 			return -ENOMEM;
-		*window = (struct kp_window){base, size, 0};
+		*window = (struct kp_window){base + KP_BEFORE, size - KP_BEFORE, 0};
 	}
 	if (usable > window->usable && mprotect(window->base, usable, PROT_READ | PROT_WRITE))
 		return -ENOMEM;
@@ -45,7 +45,7 @@ static void destroy(struct kp_executor *executor)
 	kp_stacks_release(&executor->stacks);
 	for (uint32_t i = 0; i < executor->team_count; i++)
 		if (executor->windows[i].base)
-			munmap(executor->windows[i].base, executor->windows[i].reserved);
+			munmap(executor->windows[i].base - KP_BEFORE, executor->windows[i].reserved + KP_BEFORE);
 	free(executor->windows);
 	free(executor->teams);
 	free(executor->fibers);

@@ -233,6 +233,7 @@ static void prepare_team(struct kp_team *team, const struct kp_stacks *stacks, u
 		fiber->t.tid[2] = i / (block->ntid[0] * block->ntid[1]);
 		fiber->t.flat = i;
 		fiber->t.b = block;
+		fiber->t.path = 0;
 		fiber->team = team;
 		fiber->state = KP_RUNNING;
 		fiber->sp = first_frame(top, fiber);

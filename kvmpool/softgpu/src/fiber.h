@@ -28,7 +28,7 @@ struct kp_fiber {
 	uint32_t barrier, result;
 	int op;
 	uint32_t mask;
-	const void *site; /* where in the code: tells groups of KP_CONVERGED apart */
+	uint64_t site; /* where in the code: tells groups of KP_CONVERGED apart */
 	uint64_t a, value;
 	uint32_t b, c;
 	uint8_t second;

@@ -7,6 +7,8 @@
 #include "fiber.h"
 #include "module.h"
 
+#define KP_BEFORE (1u << 20) /* reserved below the window, for generic addresses that fall short of it */
+
 struct kp_window {
 	uint8_t *base;     /* of shared memory; a reservation of `reserved` bytes of which `usable` can be touched */
 	size_t reserved, usable;

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KP_ABI 2 /* of everything below; part of the cache's key */
+#define KP_ABI 3 /* of everything below; part of the cache's key */
 
 #define KP_CONVERGED 0u /* instead of a member mask: whoever of the warp waits at the same place */
 
@@ -45,6 +45,7 @@ struct kp_thread {
 	uint32_t tid[3];
 	uint32_t flat; /* x + y * ntid.x + z * ntid.x * ntid.y */
 	const struct kp_block *b;
+	uint64_t path; /* a number for the chain of calls it is in: tells places in a device function apart by their callers */
 };
 
 /* What the engine does for a kernel. `trap`, `stopped`, `exit_thread` and `assert_fail` do not return. */

@@ -41,7 +41,7 @@ static int is_shared(const struct kp_executor *executor, uint64_t address)
 	for (uint32_t i = 0; i < executor->team_count; i++) {
 		const struct kp_window *window = &executor->windows[i];
 
-		if (window->base && address - (uint64_t)(uintptr_t)window->base < window->reserved)
+		if (window->base && address + KP_BEFORE - (uint64_t)(uintptr_t)window->base < window->reserved + KP_BEFORE)
 			return 1;
 	}
 	return 0;

@@ -190,7 +190,7 @@ uint64_t kp_fiber_warp(struct kp_thread *t, int op, uint32_t mask, uint64_t a, u
 		t->b->rt->stopped(t);
 	fiber->op = op;
 	fiber->mask = mask;
-	fiber->site = __builtin_return_address(0);
+	fiber->site = (uint64_t)(uintptr_t)__builtin_return_address(0) + t->path;
 	fiber->a = a;
 	fiber->b = b;
 	fiber->c = c;
