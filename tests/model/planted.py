@@ -15,7 +15,7 @@ from kvmpool.core import (
     xid,
 )
 from kvmpool.core.model import Forget, OpenRelay, Phase, RecordPointed, StopWorker, Verdict
-from kvmpool.daemon import card_loop, domain_loop, ledger, perform
+from kvmpool.daemon import card_loop, domain_loop, perform
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,6 @@ def _orphans_are_left(right: Any) -> Any:
     return lambda view, workers: iter(())
 
 
-def _guards_are_forgotten(right: Any) -> Any:
-    async def wrong(self: Any, guards: Any, puts: Any, deletes: Any) -> int:
-        return int(await right(self, [], puts, deletes))
-
-    return wrong
-
-
 def _served_claims_are_bound_again(right: Any) -> Any:
     def wrong(plan: Any, binding: Any) -> None:
         right(plan, binding)
@@ -139,6 +132,5 @@ BUGS = (
     Bug("nobody records where a relay points", _DOMAINS, _without(RecordPointed)),
     Bug("a freed binding keeps its row", _CARDS, _without(Forget)),
     Bug("a lost domain keeps its claims", _DOMAINS, _without(model.Withdraw)),
-    Bug("commits are not guarded", ((ledger.Ledger, "_apply"),), _guards_are_forgotten),
     Bug("a served claim is bound once more", ((reconcile_cluster, "_judge"),), _served_claims_are_bound_again),
 )
