@@ -7,9 +7,12 @@ import sys
 import click
 
 from kvmpool.api.client import socket_path
-from kvmpool.cli.output import output_option, paint, print_value
+from kvmpool.cli.output import output_option, paint, print_value, wrapped
 from kvmpool.doctor.finding import Finding, Level, Place
 from kvmpool.doctor.run import findings
+
+_AREA = 9  # the widest area and its colon
+_TITLE = 42
 
 
 @click.command()
@@ -22,17 +25,25 @@ def doctor(uri: str, output: str) -> None:
         found.append(finding)
         if output == "table":
             _print(finding)
-    if output != "table":
+    counts = {level: sum(f.level is level for f in found) for level in Level}
+    if output == "table":
+        click.echo(", ".join(f"{count} {paint(level.value)}" for level, count in counts.items()))
+    else:
         rows = [
             {"area": f.area, "check": f.title, "level": f.level.value, "detail": f.detail, "remedy": f.remedy}
             for f in found
         ]
         print_value(rows, output, lambda value: [f"{r['level']} {r['area']}: {r['check']}" for r in value])
-    sys.exit(1 if any(f.level is Level.FAIL for f in found) else 0)
+    sys.exit(1 if counts[Level.FAIL] else 0)
 
 
 def _print(finding: Finding) -> None:
+    """As virt-host-validate does; what there is to do stands below."""
+    head = f"{finding.area + ':':>{_AREA}} {finding.title:<{_TITLE}} : "
     detail = f" ({finding.detail})" if finding.detail else ""
-    click.echo(f"{paint(finding.level.value)} {finding.area}: {finding.title}{detail}")
+    [line, *more] = wrapped(f"{head}{finding.level.value}{detail}", _AREA + 1)
+    click.echo(line.replace(finding.level.value, paint(finding.level.value), 1))
     if finding.remedy:
-        click.echo(f"     Next: {finding.remedy}")
+        more += wrapped(" " * (_AREA + 1) + f"Next: {finding.remedy}", _AREA + 1)
+    for line in more:
+        click.echo(line)

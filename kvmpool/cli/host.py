@@ -59,7 +59,7 @@ def _plan_options(function: F) -> F:
 @click.option(
     "--deadline",
     "deadline_s",
-    type=click.FloatRange(0.5, 300),
+    type=click.FloatRange(1, 120),
     default=5.0,
     show_default=True,
     help="Seconds after which the hook refuses a start; as [hook] deadline_s of kvmpoold's configuration.",

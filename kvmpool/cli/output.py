@@ -103,15 +103,28 @@ def print_value(value: Any, output: str, names: Callable[[Any], Iterable[str]]) 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Print one object for a person: a field a line, values aligned; in a terminal wrapped under each other."""
     width = max((len(name) for name, _ in fields), default=0) + 2
-    room = _room()
     for name, text in fields:
         head = f"{name + ':':<{width}}"
-        if room and width + len(text) > room:
-            for line in textwrap.wrap(text, max(_CUT_TO, room - width), break_on_hyphens=False):
-                click.echo(f"{head}{line}")
-                head = " " * width
-        else:
-            click.echo(f"{head}{paint(text)}".rstrip())
+        [line, *more] = wrapped(head + text, width)
+        click.echo(f"{head}{paint(line[width:])}".rstrip())
+        for line in more:
+            click.echo(line)
+
+
+def wrapped(text: str, margin: int) -> list[str]:
+    """`text` as lines that fit the terminal, all but the first moved in by `margin`; one line in a pipe."""
+    room = _room()
+    if not room or len(text) <= room:
+        return [text]
+    wide = max(room, margin + _CUT_TO)
+    return textwrap.wrap(
+        text,
+        wide,
+        subsequent_indent=" " * margin,
+        drop_whitespace=True,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    )
 
 
 def paint(text: str, padded: str | None = None) -> str:
@@ -143,9 +156,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         lines.append("  ".join(paint(text, cut) for text, cut in zip(line, shown, strict=True)).rstrip())
         for note in (c.text(row) for c in below):
             if note != "-":
-                margin = " " * _MARGIN
-                wrapped = textwrap.wrap(note, max(_CUT_TO, room - _MARGIN), break_on_hyphens=False)
-                lines += [margin + part for part in wrapped]
+                lines += wrapped(" " * _MARGIN + note, _MARGIN)
     return lines
 
 

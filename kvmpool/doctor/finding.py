@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import grp
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -39,8 +41,8 @@ class Place:
     root: Path = Path("/")
     socket: Path = Path("/run/kvmpool/kvmpoold.sock")
     libvirt_uri: str = "qemu:///system"
-    run_programs: bool = True
-    path: str | None = field(default=None)
+    path: str | None = None  # where programs are looked for; None: as a shell would
+    libraries: Path | None = None  # where shared libraries are looked for; None: as the loader does
 
     def at(self, name: str) -> Path:
         """`name` (absolute) below the root."""
@@ -53,17 +55,41 @@ class Place:
         except OSError:
             return ""
 
-    def which(self, program: str) -> str | None:
-        return shutil.which(program, path=self.path)
-
     def run(self, command: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of a program; 127 where it is missing, 124 where it does not end."""
-        if not self.run_programs:
+        program = shutil.which(command[0], path=self.path)
+        if program is None:
             return 127, ""
+        words = [program, *command[1:]]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_DEADLINE_S, check=False)
-        except FileNotFoundError:
-            return 127, ""
+            done = subprocess.run(
+                words,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                timeout=PROGRAM_DEADLINE_S,
+                check=False,
+            )
+        except OSError as error:
+            return 126, str(error.strerror)
         except subprocess.TimeoutExpired:
             return 124, f"no answer in {PROGRAM_DEADLINE_S:.0f} s"
         return done.returncode, (done.stdout + done.stderr).strip()
+
+    def load(self, library: str) -> ctypes.CDLL:
+        """The shared library of that soname. Raises OSError."""
+        return ctypes.CDLL(str(self.libraries / library) if self.libraries else library)
+
+    def members(self, group: str) -> list[str] | None:
+        """Of a group; None where there is none."""
+        if self.root == Path("/"):
+            try:
+                return grp.getgrnam(group).gr_mem
+            except KeyError:
+                return None
+        for line in self.read("/etc/group").splitlines():
+            name, _, _, members = (line.split(":") + [""] * 4)[:4]
+            if name == group:
+                return [member for member in members.split(",") if member]
+        return None

@@ -21,15 +21,13 @@ def daemon(place: Place) -> Finding:
     title = "libvirt daemon"
     code, text = place.run(["virsh", "-c", place.libvirt_uri, "version", "--daemon"])
     if code == 127:
-        return Finding(
-            AREA, title, Level.FAIL, "virsh is not installed", "apt install libvirt-daemon-system libvirt-clients"
-        )
+        remedy = "apt install libvirt-daemon-system libvirt-clients"
+        return Finding(AREA, title, Level.FAIL, "virsh is not installed", remedy)
     found = re.search(r"Running against daemon: (\d+)\.(\d+)", text)
     if code or not found:
         detail = text.splitlines()[-1] if text else "no answer"
-        return Finding(
-            AREA, title, Level.FAIL, detail, f"systemctl start libvirtd, then: virsh -c {place.libvirt_uri} uri"
-        )
+        remedy = f"systemctl start libvirtd, then: virsh -c {place.libvirt_uri} uri"
+        return Finding(AREA, title, Level.FAIL, detail.removeprefix("error: "), remedy)
     version = (int(found[1]), int(found[2]))
     if version < LIBVIRT_FLOOR:
         return Finding(AREA, title, Level.FAIL, f"{version[0]}.{version[1]} is older than 9.0", "upgrade libvirt")
@@ -37,7 +35,7 @@ def daemon(place: Place) -> Finding:
 
 
 def hook(place: Place) -> Finding:
-    title = f"hook ({HOOK})"
+    title = "hook qemu.d/50-kvmpool"
     path = place.at(HOOK)
     if not path.exists():
         return Finding(AREA, title, Level.FAIL, "not installed: claims are ignored", "kvmpool host join")
@@ -81,9 +79,8 @@ def bridge_mac(place: Place) -> Finding:
             continue
         if _text(bridge.parent / "addr_assign_type") != "3":
             name = bridge.parent.name
-            return Finding(
-                AREA, title, Level.WARN, f"{name}'s is not set", f"ip link set {name} address MAC (and in its config)"
-            )
+            remedy = f"ip link set {name} address MAC (and in its config): without it migrations lose their connection"
+            return Finding(AREA, title, Level.WARN, f"{name}'s is not set", remedy)
     return Finding(AREA, title, Level.PASS)
 
 
