@@ -40,7 +40,7 @@ static int open_unit(struct kp_module *module, const char *path, struct kp_log *
 	}
 	module->unit = dlsym(module->library, "kp_unit");
 	if (!module->unit || module->unit->abi != KP_ABI) {
-		kp_log(log, "%s is not a compiled kernel of this version. Next: delete it", path);
+		kp_log(log, "this libcuda.so.1 and the rt.h beside translate.py are of different versions. Next: build kvmpool again");
 		return KP_JIT_COMPILER_NOT_FOUND;
 	}
 	module->functions = calloc(module->unit->kernel_count + 1, sizeof(*module->functions));
