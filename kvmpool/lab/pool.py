@@ -144,7 +144,7 @@ class Lab:
 
     def join(self, host: Host) -> None:
         """Install the hook, as `kvmpool host join` does on any host."""
-        host.run(sys.executable, "-c", "from kvmpool.host import install; install.apply(install.plan_join())")
+        host.run(sys.executable, "-m", "kvmpool.cli.main", "host", "join", "--no-units")
 
     def start_kvmpoold(self, host: Host, command: Sequence[str] = _KVMPOOLD, *, wait: bool = True) -> None:
         """Start it (or what stands in for it) and return when its API answers."""

@@ -80,11 +80,20 @@ def pool(_session_pool: Pool) -> Pool:
     return _session_pool
 
 
+@pytest.fixture
+def pool_without_kvmpoold(_session_pool: Pool) -> Pool:
+    """The session's lab with no domain running, no kvmpoold, new cards and an empty store."""
+    _session_pool.end_domains()
+    _session_pool.forget_everything()
+    _session_pool.forget_logs()
+    return _session_pool
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """A failure in a lab shows what its daemons said during the test."""
     report = yield
-    found = getattr(item, "funcargs", {}).get("pool")
-    if report.failed and call.when == "call" and isinstance(found, Pool):
-        report.sections.extend(found.logs())
+    for found in getattr(item, "funcargs", {}).values():
+        if report.failed and call.when == "call" and isinstance(found, Pool):
+            report.sections.extend(found.logs())
     return report

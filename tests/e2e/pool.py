@@ -43,13 +43,16 @@ class Pool:
             self.host.start_libvirt()
         if self.host.daemon_pid("kvmpoold") is None:
             self.lab.start_kvmpoold(self.host)
+        self.end_domains()
+        until(lambda: not self.bindings(), 15.0, "bindings are left")
+        if not self.all_healthy():
+            self._renew_cards()
+
+    def end_domains(self) -> None:
         for name in self.host.virsh("list", "--name").split():
             self.host.virsh("destroy", name)
         for name in self.host.virsh("list", "--all", "--name").split():
             self.host.virsh("undefine", name)
-        until(lambda: not self.bindings(), 15.0, "bindings are left")
-        if not self.all_healthy():
-            self._renew_cards()
 
     def forget_everything(self) -> None:
         """End kvmpoold, and make new cards and no store: a card that failed is rightly not trusted for a long time."""

