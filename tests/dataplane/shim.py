@@ -31,7 +31,9 @@ def build(flavour: str) -> Path:
     generators = [DATAPLANE / name for name in ("calls.toml", "calltable.py", "emit_shim.py", "emit_session.py")]
     ours = [file for file in SOURCES.glob("*.[ch]") if not file.stem.startswith(("relay", "worker", "acceptor"))]
     natives = [NATIVE / name for name in ("guest.c", "session_host.c", "stub_driver.c")]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted([*generators, *ours, *natives]))).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted([*generators, *ours, *natives, Path(__file__)]))
+    ).hexdigest()
     folder = ROOT / "build" / "tests-native" / f"shim-{flavour}-{digest[:16]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"shim-{flavour}.lock").open("w") as lock:
@@ -63,6 +65,7 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
         [*flags, *session, *shared, NATIVE / "session_host.c", "-o", folder / "session_host"],
         ["-O1", *library, NATIVE / "stub_driver.c", "-o", folder / "stub/libcuda.so.1"],
         [*flags, NATIVE / "guest.c", "-o", folder / "guest"],
+        ["-O1", "-static", NATIVE / "guest.c", "-o", folder / "guest-static"],
     ]
     for job in jobs:
         subprocess.run(["gcc", *WARNINGS, f"-I{made}", *job, "-lpthread", "-ldl"], check=True)
@@ -103,9 +106,9 @@ class Host:
             **extra,
         }
 
-    def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, program: str = "guest", **extra: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [self.built / "guest", *arguments],
+            [self.built / program, *arguments],
             env=self.environment(**extra),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -123,17 +126,15 @@ class Host:
             log.read_text() if log.exists() else "",
         )
 
-    def run(self, *arguments: str, **extra: str) -> Run:
+    def run(self, *arguments: str, program: str = "guest", **extra: str) -> Run:
         for name in ("stats", "log"):
             (self.folder / name).unlink(missing_ok=True)
-        return self.finish(self.start(*arguments, **extra))
+        return self.finish(self.start(*arguments, program=program, **extra))
 
     def sessions(self) -> list[int]:
         """Pids of the sessions that run now."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [
-            int(pid) for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        ]
+        return [int(pid) for pid in children if _state(int(pid)) != "Z"]
 
     def driver_calls(self) -> list[str]:
         counted = self.folder / "driver"

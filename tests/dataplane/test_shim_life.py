@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,7 @@ def test_a_thread_that_waits_for_a_long_kernel_does_not_stall_the_others(host: s
     assert run.code == 0, run.lines
     assert run["still_running"] == 600, "the kernel had not ended meanwhile"
     assert run["worst_us"] < 1_000_000
+    assert run["free_meanwhile"] == shim.MEMORY - (2 << 20), "freed memory counts as free at once"
     assert run.all("waited") == [0, 0, 0]
 
 
@@ -116,6 +120,55 @@ def test_a_driver_that_does_not_start_is_an_unavailable_device(tmp_path: Path) -
 )
 def test_an_endpoint_that_is_not_there_is_an_error_and_not_a_crash(host: shim.Host, endpoint: str, code: int) -> None:
     assert host.run("init", KVMPOOL_ENDPOINT=endpoint)["init"] == code
+
+
+@pytest.mark.parametrize("case", ["memory", "fill", "fault", "contexts", "per_thread", "lookup"])
+def test_a_statically_linked_program_finds_the_library_by_its_soname(tmp_path: Path, case: str) -> None:
+    with shim.host(tmp_path, "plain") as host:
+        dynamic, static = host.run(case), host.run(case, program="guest-static")
+    assert static.code == 0, static.lines
+    assert static.lines == dynamic.lines
+
+
+def test_a_statically_linked_program_sends_each_call_at_once(tmp_path: Path) -> None:
+    with shim.host(tmp_path, "plain") as host:
+        guest = host.start("unflushed", program="guest-static")
+        assert guest.stdout is not None
+        assert guest.stdout.readline() == "waiting=1\n"
+        shim.wait_until(lambda: "cuStreamCreate" in host.driver_calls(), "the stream is made")
+        host.finish(guest, "\n")
+
+
+@contextmanager
+def forwarded(to: Path) -> Iterator[int]:
+    """A TCP port of this machine whose first connection is passed on to the unix socket."""
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with listener.accept()[0] as guest, socket.socket(socket.AF_UNIX) as session:
+            session.connect(str(to))
+            back = threading.Thread(target=pump, args=(session, guest))
+            back.start()
+            pump(guest, session)
+            back.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
+        assert not thread.is_alive(), "the connection was closed at both ends"
+
+
+@pytest.mark.parametrize("program", ["guest", "guest-static"])
+def test_a_guest_reaches_its_session_over_tcp(tmp_path: Path, program: str) -> None:
+    with shim.host(tmp_path, "plain") as host, forwarded(tmp_path / "s") as port:
+        run = host.run("bulk", "3000000", program=program, KVMPOOL_ENDPOINT=f"tcp:127.0.0.1:{port}")
+    assert (run.code, run["equal"]) == (0, 1)
 
 
 def test_nothing_is_printed_and_no_log_appears_unless_asked(host: shim.Host) -> None:

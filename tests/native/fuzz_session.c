@@ -49,6 +49,14 @@ int kp_driver_load(struct kp_server *s, char *text, size_t room)
     return 0;
 }
 
+CUresult kp_bury(struct kp_server *s, struct kp_grave *grave) /* at once, so that what was charged can be compared */
+{
+    CUresult rc = kp_memory_reap(s, grave->va);
+
+    free(grave);
+    return rc;
+}
+
 int kp_do_device_info(struct kp_server *s, struct kp_work *w)
 {
     (void)s;

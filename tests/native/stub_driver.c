@@ -138,6 +138,7 @@ DEFINE(cuStreamCreate, CUstream *stream, unsigned flags)
 
 DEFINE(cuStreamDestroy_v2, CUstream stream)
 {
+    count("cuStreamDestroy");
     free(stream);
     return 0;
 }

@@ -3,11 +3,14 @@
  * A mapping is one or more pages of the window with one physical allocation behind it. Small allocations share a mapping
  * of one page; it goes when the last of them is freed. The guest is not trusted: an address that is not where an
  * allocation may be is an error of that call.
+ *
+ * A free must wait until work that uses the memory is over (cuMemFree promises it), and the reader must not. So a freed
+ * block is only marked, and the reaper, a thread, waits and takes it away; an allocation that needs the same page, or the
+ * claim's last bytes, waits for the reaper.
  */
 #include "session_state.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define BLOCK 512u /* the unit of the shim's allocator: allocations begin at multiples of it */
 #define BLOCKS ((unsigned)(KP_VA_PAGE / BLOCK))
@@ -16,10 +19,23 @@ struct kp_mapping {
     uint64_t va, bytes;
     CUmemGenericAllocationHandle memory;
     uint64_t home_number;
-    uint32_t allocations;
+    uint32_t allocations, freed;     /* freed: of those, how many the reaper has yet to take away */
     struct kp_mapping *next, **link; /* all of the session's; what points at this one */
-    uint64_t starts[BLOCKS / 64]; /* blocks of the first page where an allocation begins */
+    uint64_t starts[BLOCKS / 64];    /* blocks of the first page where an allocation begins */
+    uint64_t dying[BLOCKS / 64];     /* of those: freed */
 };
+
+static bool marked(const uint64_t *bits, unsigned block)
+{
+    return (bits[block / 64] >> block % 64 & 1) != 0;
+}
+
+static void mark(uint64_t *bits, unsigned block, bool on)
+{
+    uint64_t bit = 1ull << block % 64;
+
+    bits[block / 64] = on ? bits[block / 64] | bit : bits[block / 64] & ~bit;
+}
 
 static struct kp_mapping **page_of(struct kp_server *s, uint64_t va)
 {
@@ -55,33 +71,50 @@ address:
     return rc;
 }
 
-/* Charges, maps and enters `bytes` (whole pages) at `va`. */
-static CUresult new_mapping(struct kp_server *s, uint64_t va, uint64_t bytes, uint64_t home_number, struct kp_mapping **out)
+static void enter(struct kp_server *s, struct kp_mapping *mapping)
 {
-    struct kp_mapping *mapping = calloc(1, sizeof *mapping);
-    CUresult rc;
-
-    if (mapping == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *mapping = (struct kp_mapping){.va = va, .bytes = bytes, .home_number = home_number};
-    if (kp_account_charge(s->session->account, s->session->slot, bytes) != 0) {
-        free(mapping);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if ((rc = map(s, mapping)) != CUDA_SUCCESS) {
-        kp_account_release(s->session->account, s->session->slot, bytes);
-        free(mapping);
-        return rc;
-    }
-    for (uint64_t at = va; at < va + bytes; at += KP_VA_PAGE)
+    for (uint64_t at = mapping->va; at < mapping->va + mapping->bytes; at += KP_VA_PAGE)
         *page_of(s, at) = mapping;
     mapping->next = s->mappings;
     mapping->link = &s->mappings;
     if (mapping->next != NULL)
         mapping->next->link = &mapping->next;
     s->mappings = mapping;
+}
+
+static int charge(struct kp_server *s, uint64_t bytes)
+{
+    int rc = kp_account_charge(s->session->account, s->session->slot, bytes);
+
+    if (rc != 0 && s->reaping > 0) {
+        while (s->reaping > 0)
+            pthread_cond_wait(&s->reaped, &s->memory_lock);
+        rc = kp_account_charge(s->session->account, s->session->slot, bytes);
+    }
+    return rc;
+}
+
+/* Charges, maps and enters `bytes` (whole pages) at `va`. */
+static CUresult new_mapping(struct kp_server *s, uint64_t va, uint64_t bytes, uint64_t home_number, struct kp_mapping **out)
+{
+    struct kp_mapping *mapping = calloc(1, sizeof *mapping);
+    CUresult rc = CUDA_ERROR_OUT_OF_MEMORY;
+
+    if (mapping == NULL)
+        return rc;
+    *mapping = (struct kp_mapping){.va = va, .bytes = bytes, .home_number = home_number};
+    if (charge(s, bytes) != 0)
+        goto out;
+    if ((rc = map(s, mapping)) != CUDA_SUCCESS) {
+        kp_account_release(s->session->account, s->session->slot, bytes);
+        goto out;
+    }
+    enter(s, mapping);
     *out = mapping;
     return CUDA_SUCCESS;
+out:
+    free(mapping);
+    return rc;
 }
 
 static CUresult end_mapping(struct kp_server *s, struct kp_mapping *mapping)
@@ -108,12 +141,8 @@ static bool in_window(const struct kp_server *s, uint64_t va, uint64_t bytes)
     return va >= s->va_base && bytes > 0 && bytes <= KP_VA_WINDOW && va - s->va_base <= KP_VA_WINDOW - bytes;
 }
 
-bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes)
+static bool holds(struct kp_server *s, uint64_t va, uint64_t bytes)
 {
-    if (bytes > s->session->memory_bytes)
-        return false;
-    if (!in_window(s, va, 1))
-        return true; /* a module's variable: the driver knows */
     while (bytes > 0) {
         struct kp_mapping *mapping = in_window(s, va, 1) ? *page_of(s, va) : NULL;
         if (mapping == NULL)
@@ -125,66 +154,143 @@ bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes)
     return true;
 }
 
+bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes)
+{
+    bool held = bytes <= s->session->memory_bytes;
+
+    if (held && in_window(s, va, 1)) { /* elsewhere are modules' variables: the driver knows them */
+        pthread_mutex_lock(&s->memory_lock);
+        held = holds(s, va, bytes);
+        pthread_mutex_unlock(&s->memory_lock);
+    }
+    return held;
+}
+
+/* With the lock held: no page of the range has an allocation that the reaper is about to take away. */
+static void wait_for_reaper(struct kp_server *s, uint64_t first, uint64_t end)
+{
+    for (uint64_t at = first; at < end; at += KP_VA_PAGE)
+        while (*page_of(s, at) != NULL && (*page_of(s, at))->freed > 0)
+            pthread_cond_wait(&s->reaped, &s->memory_lock);
+}
+
+static CUresult allocate(struct kp_server *s, uint64_t va, uint64_t bytes, uint64_t home_number)
+{
+    uint64_t first = va / KP_VA_PAGE * KP_VA_PAGE, end = (va + bytes + KP_VA_PAGE - 1) / KP_VA_PAGE * KP_VA_PAGE;
+    unsigned block = (unsigned)((va - first) / BLOCK);
+    struct kp_mapping *mapping;
+    CUresult rc;
+
+    wait_for_reaper(s, first, end);
+    mapping = *page_of(s, first);
+    for (uint64_t at = first; at < end; at += KP_VA_PAGE)
+        if (*page_of(s, at) != mapping)
+            return CUDA_ERROR_INVALID_VALUE;
+    if (mapping != NULL && (mapping->va != first || mapping->bytes != KP_VA_PAGE || marked(mapping->starts, block)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (mapping == NULL && (rc = new_mapping(s, first, end - first, home_number, &mapping)) != CUDA_SUCCESS)
+        return rc;
+    mark(mapping->starts, block, true);
+    mapping->allocations++;
+    return CUDA_SUCCESS;
+}
+
 int kp_do_alloc(struct kp_server *s, struct kp_work *w)
 {
     uint64_t va = w->in[KP_ALLOC_VA], bytes = w->in[KP_ALLOC_BYTES];
-    uint64_t first = va / KP_VA_PAGE * KP_VA_PAGE, end;
-    unsigned block = (unsigned)((va - first) / BLOCK);
-    struct kp_mapping *mapping;
     CUresult rc;
 
     if (!in_window(s, va, bytes) || va % BLOCK != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > s->session->memory_bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    end = (va + bytes + KP_VA_PAGE - 1) / KP_VA_PAGE * KP_VA_PAGE;
-    mapping = *page_of(s, first);
-    for (uint64_t at = first; at < end; at += KP_VA_PAGE)
-        if (*page_of(s, at) != mapping)
-            return CUDA_ERROR_INVALID_VALUE;
-    if (mapping != NULL && (mapping->va != first || mapping->bytes != KP_VA_PAGE || mapping->starts[block / 64] >> block % 64 & 1))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (mapping == NULL && (rc = new_mapping(s, first, end - first, w->home_number, &mapping)) != CUDA_SUCCESS)
-        return rc;
-    mapping->starts[block / 64] |= 1ull << block % 64;
-    mapping->allocations++;
-    return CUDA_SUCCESS;
+    pthread_mutex_lock(&s->memory_lock);
+    rc = allocate(s, va, bytes, w->home_number);
+    pthread_mutex_unlock(&s->memory_lock);
+    return rc;
+}
+
+/* With the lock held: the mapping in which a living allocation begins at `va`, or NULL. */
+static struct kp_mapping *allocation_at(struct kp_server *s, uint64_t va)
+{
+    struct kp_mapping *mapping = in_window(s, va, 1) ? *page_of(s, va) : NULL;
+    unsigned block = (unsigned)(va % KP_VA_PAGE / BLOCK);
+
+    if (mapping == NULL || va % BLOCK != 0 || va / KP_VA_PAGE != mapping->va / KP_VA_PAGE)
+        return NULL;
+    return marked(mapping->starts, block) && !marked(mapping->dying, block) ? mapping : NULL;
 }
 
 int kp_do_free(struct kp_server *s, struct kp_work *w)
 {
+    struct kp_mapping *mapping;
+    struct kp_grave *grave = malloc(sizeof *grave);
     uint64_t va = w->in[KP_FREE_VA];
-    unsigned block = (unsigned)(va % KP_VA_PAGE / BLOCK);
-    struct kp_mapping *mapping = in_window(s, va, 1) ? *page_of(s, va) : NULL;
-    CUresult rc;
 
-    if (mapping == NULL || va % BLOCK != 0 || va / KP_VA_PAGE != mapping->va / KP_VA_PAGE ||
-        (mapping->starts[block / 64] >> block % 64 & 1) == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    rc = s->driver.cuCtxSynchronize(); /* as cuMemFree: work that uses it is over */
-    mapping->starts[block / 64] &= ~(1ull << block % 64);
-    if (--mapping->allocations == 0) {
-        CUresult ended = end_mapping(s, mapping);
-        rc = rc != CUDA_SUCCESS ? rc : ended;
+    if (grave == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *grave = (struct kp_grave){.va = va, .home = w->home};
+    pthread_mutex_lock(&s->memory_lock);
+    if ((mapping = allocation_at(s, va)) != NULL) {
+        mark(mapping->dying, (unsigned)(va % KP_VA_PAGE / BLOCK), true);
+        if (++mapping->freed == mapping->allocations)
+            s->reaping_bytes += mapping->bytes;
+        s->reaping++;
     }
+    pthread_mutex_unlock(&s->memory_lock);
+    if (mapping == NULL) {
+        free(grave);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return kp_bury(s, grave);
+}
+
+CUresult kp_memory_reap(struct kp_server *s, uint64_t va)
+{
+    unsigned block = (unsigned)(va % KP_VA_PAGE / BLOCK);
+    struct kp_mapping *mapping;
+    CUresult rc = CUDA_SUCCESS;
+
+    pthread_mutex_lock(&s->memory_lock);
+    mapping = *page_of(s, va);
+    if (mapping->freed == mapping->allocations)
+        s->reaping_bytes -= mapping->bytes;
+    mark(mapping->starts, block, false);
+    mark(mapping->dying, block, false);
+    mapping->freed--;
+    if (--mapping->allocations == 0)
+        rc = end_mapping(s, mapping);
+    else if (mapping->freed == mapping->allocations)
+        s->reaping_bytes += mapping->bytes;
+    s->reaping--;
+    pthread_cond_broadcast(&s->reaped);
+    pthread_mutex_unlock(&s->memory_lock);
     return rc;
 }
 
 void kp_memory_drop(struct kp_server *s, uint64_t home_number)
 {
-    struct kp_mapping *mapping = s->mappings, *next;
+    struct kp_mapping *mapping, *next;
 
-    for (; mapping != NULL; mapping = next) {
+    pthread_mutex_lock(&s->memory_lock);
+    while (s->reaping > 0)
+        pthread_cond_wait(&s->reaped, &s->memory_lock);
+    for (mapping = s->mappings; mapping != NULL; mapping = next) {
         next = mapping->next;
         if (mapping->home_number == home_number)
             end_mapping(s, mapping);
     }
+    pthread_mutex_unlock(&s->memory_lock);
 }
 
+/* What is freed counts as free, though the reaper may still wait for a kernel that uses it. */
 int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w)
 {
     uint64_t used = kp_account_used(s->session->account);
 
+    pthread_mutex_lock(&s->memory_lock);
+    used -= used < s->reaping_bytes ? used : s->reaping_bytes;
+    pthread_mutex_unlock(&s->memory_lock);
     w->out[0] = used < s->session->memory_bytes ? s->session->memory_bytes - used : 0;
     w->out[1] = s->session->memory_bytes;
     return CUDA_SUCCESS;

@@ -155,6 +155,9 @@ static struct kp_server *make_server(const struct kp_session *session, int fd, c
     pthread_mutex_init(&s->handles_lock, NULL);
     pthread_mutex_init(&s->tx, NULL);
     pthread_mutex_init(&s->queue_lock, NULL);
+    pthread_mutex_init(&s->memory_lock, NULL);
+    pthread_cond_init(&s->reaped, NULL);
+    pthread_cond_init(&s->buried, NULL);
     pthread_cond_init(&s->queued, NULL);
     return s->in != NULL && s->pages != NULL ? s : NULL;
 }

@@ -58,6 +58,13 @@ struct kp_work {
 
 struct kp_mapping;
 
+/* An allocation that was freed and waits for the work that may use it. */
+struct kp_grave {
+    uint64_t va;
+    struct kp_home *home;
+    struct kp_grave *next;
+};
+
 struct kp_server {
     const struct kp_session *session;
     int fd;
@@ -78,7 +85,14 @@ struct kp_server {
     size_t in_at, in_end;
     pthread_mutex_t tx;
 
+    pthread_mutex_t memory_lock;
+    pthread_cond_t reaped;
     struct kp_mapping **pages, *mappings; /* by page of the window; all */
+    unsigned reaping;       /* allocations freed and not yet gone */
+    uint64_t reaping_bytes; /* of mappings that go with them */
+    pthread_cond_t buried;
+    struct kp_grave *graves; /* newest first */
+    bool has_reaper;
 
     pthread_mutex_t queue_lock;
     pthread_cond_t queued;
@@ -128,8 +142,12 @@ void kp_forget(struct kp_server *s, uint64_t number);
 int kp_enter_home(struct kp_server *s, uint64_t number);
 
 /* session_memory.c */
+CUresult kp_memory_reap(struct kp_server *s, uint64_t va); /* takes away what kp_do_free has marked */
 bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes); /* false: surely no memory of the session */
 void kp_memory_drop(struct kp_server *s, uint64_t home_number);
+
+/* session_reap.c: hands a freed allocation to the reaper, which owns it then. */
+CUresult kp_bury(struct kp_server *s, struct kp_grave *grave);
 
 /* Handlers that are written by hand; why, says calls.toml. */
 int kp_do_device_info(struct kp_server *s, struct kp_work *w);

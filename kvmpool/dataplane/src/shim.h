@@ -134,6 +134,19 @@ CUresult kp_stream_number(CUstream stream, uint64_t *number);
 CUresult kp_device_number(CUdeviceptr address, uint64_t *number);
 CUstream kp_per_thread(CUstream stream);
 
+/* shim_thread.c: the calling thread's own; NULL where memory is short. */
+#define KP_CONTEXTS_MAX 64  /* on one thread's stack */
+#define KP_THREAD_STREAMS 8 /* contexts that a thread uses its per-thread default stream in */
+struct kp_thread {
+    unsigned depth;
+    uint64_t contexts[KP_CONTEXTS_MAX];
+    struct {
+        uint64_t context, stream;
+    } streams[KP_THREAD_STREAMS];
+};
+struct kp_thread *kp_thread(void);
+bool kp_program_is_static(void);
+
 /* shim_context.c */
 uint64_t kp_current(void); /* this thread's context's handle, 0: none */
 struct kp_context *kp_context_of(uint64_t number); /* with `tx` held */

@@ -8,16 +8,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STACK_MAX 64
 #define API_VERSION 3020 /* what cuCtxGetApiVersion has answered since CUDA 3.2 */
 #define CONTEXT_FLAGS 0x7fu
 
-static __thread uint64_t stack[STACK_MAX];
-static __thread unsigned depth;
-
 uint64_t kp_current(void)
 {
-    return depth > 0 ? stack[depth - 1] : 0;
+    struct kp_thread *thread = kp_thread();
+
+    return thread != NULL && thread->depth > 0 ? thread->contexts[thread->depth - 1] : 0;
+}
+
+static CUresult push(uint64_t number)
+{
+    struct kp_thread *thread = kp_thread();
+
+    if (thread == NULL || thread->depth == KP_CONTEXTS_MAX)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    thread->contexts[thread->depth++] = number;
+    return CUDA_SUCCESS;
+}
+
+/* 0 where the thread has none. */
+static uint64_t pop(void)
+{
+    struct kp_thread *thread = kp_thread();
+
+    return thread != NULL && thread->depth > 0 ? thread->contexts[--thread->depth] : 0;
 }
 
 struct kp_context *kp_context_of(uint64_t number)
@@ -78,9 +94,8 @@ static CUresult destroy(uint64_t number)
     epoch = context->epoch;
     kp_object_drop(number);
     kp_space_drop(number);
-    for (unsigned i = 0; i < depth; i++) /* this thread's only, as CUDA does; others get CONTEXT_IS_DESTROYED */
-        if (stack[i] == number && i == depth - 1)
-            depth--;
+    if (kp_current() == number) /* this thread's only, as CUDA does; others get CONTEXT_IS_DESTROYED */
+        pop();
     if (link->context == number)
         link->context = 0;
     if (epoch != link->epoch || atomic_load(&link->lost))
@@ -102,11 +117,12 @@ CUresult kp_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
         return CUDA_ERROR_INVALID_DEVICE;
     if (pctx == NULL || (flags & ~CONTEXT_FLAGS) != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (depth == STACK_MAX)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     if ((rc = create(flags, API_VERSION, false, &number)) != CUDA_SUCCESS)
         return rc;
-    stack[depth++] = number;
+    if ((rc = push(number)) != CUDA_SUCCESS) {
+        destroy(number);
+        return rc;
+    }
     *pctx = (CUcontext)(uintptr_t)number;
     return CUDA_SUCCESS;
 }
@@ -180,24 +196,20 @@ CUresult kp_cuCtxPushCurrent_v2(CUcontext ctx)
 {
     CUresult rc = check_context(ctx);
 
-    if (rc == CUDA_SUCCESS && depth == STACK_MAX)
-        rc = CUDA_ERROR_OUT_OF_MEMORY;
-    if (rc == CUDA_SUCCESS)
-        stack[depth++] = (uint64_t)(uintptr_t)ctx;
-    return rc;
+    return rc == CUDA_SUCCESS ? push((uint64_t)(uintptr_t)ctx) : rc;
 }
 
 CUresult kp_cuCtxPopCurrent_v2(CUcontext *pctx)
 {
     CUresult rc = check_ready();
+    uint64_t number;
 
-    if (rc == CUDA_SUCCESS && depth == 0)
-        rc = CUDA_ERROR_INVALID_CONTEXT;
     if (rc != CUDA_SUCCESS)
         return rc;
+    if ((number = pop()) == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (pctx != NULL)
-        *pctx = (CUcontext)(uintptr_t)stack[depth - 1];
-    depth--;
+        *pctx = (CUcontext)(uintptr_t)number;
     return CUDA_SUCCESS;
 }
 
@@ -207,13 +219,8 @@ CUresult kp_cuCtxSetCurrent(CUcontext ctx)
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    if (ctx == NULL)
-        depth -= depth > 0;
-    else if (depth == 0)
-        stack[depth++] = (uint64_t)(uintptr_t)ctx;
-    else
-        stack[depth - 1] = (uint64_t)(uintptr_t)ctx;
-    return CUDA_SUCCESS;
+    pop();
+    return ctx != NULL ? push((uint64_t)(uintptr_t)ctx) : CUDA_SUCCESS;
 }
 
 CUresult kp_cuCtxGetCurrent(CUcontext *pctx)

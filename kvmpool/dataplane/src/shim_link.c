@@ -217,7 +217,7 @@ static void start_flusher(void)
     pthread_attr_t attr;
     pthread_t thread;
 
-    if (kp_shim.flusher || pthread_attr_init(&attr) != 0)
+    if (kp_shim.flusher || kp_program_is_static() /* its C library is not ours: no threads */ || pthread_attr_init(&attr) != 0)
         return;
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attr, 64 * 1024);

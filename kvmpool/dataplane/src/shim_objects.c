@@ -3,14 +3,6 @@
 
 #include <stdlib.h>
 
-#define THREAD_STREAMS 8 /* contexts a thread uses its per-thread default stream in */
-
-struct thread_stream {
-    uint64_t context, stream;
-};
-
-static __thread struct thread_stream thread_streams[THREAD_STREAMS];
-
 uint64_t kp_object_new(enum kp_kind kind)
 {
     return kp_handles_new(&kp_shim.handles, kind, NULL, kp_current());
@@ -42,26 +34,26 @@ CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *numbe
 /* The thread's own default stream in its context, made on first use: the worker has one thread, so none of its own. */
 static CUresult own_stream(uint64_t *number)
 {
-    struct thread_stream *slot = NULL;
-    uint64_t context = kp_current(), in[2];
+    struct kp_thread *thread = kp_thread();
+    uint64_t context = kp_current(), in[2] = {0, 0}; /* flags 0: it synchronises with the legacy stream, as CUDA's does */
+    unsigned slot = KP_THREAD_STREAMS;
 
-    for (unsigned i = 0; i < THREAD_STREAMS; i++) {
-        struct thread_stream *each = &thread_streams[i];
-        if (each->stream != 0 && kp_handles_get(&kp_shim.handles, each->stream, KP_STREAM) == NULL)
-            each->stream = 0;
-        if (each->stream != 0 && each->context == context) {
-            *number = each->stream;
+    for (unsigned i = 0; thread != NULL && i < KP_THREAD_STREAMS; i++) {
+        uint64_t stream = thread->streams[i].stream;
+        if (stream != 0 && kp_handles_get(&kp_shim.handles, stream, KP_STREAM) == NULL)
+            stream = thread->streams[i].stream = 0; /* went with its context */
+        if (stream != 0 && thread->streams[i].context == context) {
+            *number = stream;
             return CUDA_SUCCESS;
         }
-        if (each->stream == 0)
-            slot = each;
+        if (stream == 0)
+            slot = i;
     }
-    if (slot == NULL || (in[0] = kp_object_new(KP_STREAM)) == 0)
+    if (slot == KP_THREAD_STREAMS || (in[0] = kp_object_new(KP_STREAM)) == 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    in[1] = 0; /* blocking: it synchronises with the legacy stream, as CUDA's does */
-    *slot = (struct thread_stream){context, in[0]};
+    thread->streams[slot].context = context;
+    thread->streams[slot].stream = *number = in[0];
     kp_link_put(KP_OP_cuStreamCreate, 0, kp_shim.link.seq++, in, 2, NULL, 0);
-    *number = in[0];
     return CUDA_SUCCESS;
 }
 
