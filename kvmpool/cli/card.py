@@ -66,7 +66,7 @@ def cordon(card_name: str, reason: str) -> None:
 @_card_argument
 @_reason_option
 def drain(card_name: str, reason: str) -> None:
-    """Move this card's bindings to other cards, where there is room; nothing new comes."""
+    """Nothing new, and what it has moves where there is room."""
     body = _wish(card_name, "drain", reason)
     click.echo(f"{body['label']} is being drained{_holds(body, 'moves if it can', 'move if they can')}")
 
@@ -83,7 +83,10 @@ def uncordon(card_name: str) -> None:
 @_card_argument
 @_reason_option
 def restore(card_name: str, reason: str) -> None:
-    """Say that a card which is out of service is repaired: it is probed, and then on probation."""
+    """Say that a card is repaired.
+
+    For a card that is out of service: it is probed, and then on probation before it serves as before.
+    """
     body = _wish(card_name, "restore", reason)
     click.echo(f"{body['label']} will be probed, then on probation. Next: kvmpool card show {body['label']}")
 

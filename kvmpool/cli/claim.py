@@ -12,6 +12,7 @@ import click
 
 from kvmpool.api.client import Client
 from kvmpool.cli.complete import claims as complete_claims
+from kvmpool.cli.complete import claims_of_domain as complete_claims_of_domain
 from kvmpool.cli.complete import domains as complete_domains
 from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
 from kvmpool.errors import ClaimInvalid
@@ -81,11 +82,19 @@ def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str 
 
 @claim.command()
 @click.argument("domain", shell_complete=complete_domains)
-@click.option("--name", default="gpu0", show_default=True, help="The claim's name in the domain.")
+@click.option(
+    "--name",
+    default="gpu0",
+    show_default=True,
+    shell_complete=complete_claims_of_domain,
+    help="The claim's name in the domain.",
+)
 def remove(domain: str, name: str) -> None:
     """Take a claim out of DOMAIN's metadata; a running domain keeps its binding until it stops."""
-    Client().delete(f"/domains/{quote(domain, safe='')}/claims/{quote(name, safe='')}")
-    click.echo(f"{domain}/{name} removed")
+    client = Client()
+    client.delete(f"/domains/{quote(domain, safe='')}/claims/{quote(name, safe='')}")
+    kept = next((row["binding"] for row in client.get("/claims") if row["label"] == f"{domain}/{name}"), "")
+    click.echo(f"{domain}/{name} removed" + (f"; {kept} stays until the domain stops" if kept else ""))
 
 
 def _words(body: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _COMMANDS = {
     "events": ("kvmpool.cli.events", "What happened, and why."),
     "explain": ("kvmpool.cli.explain", "Why a claim is, or is not, served."),
     "doctor": ("kvmpool.cli.doctor", "Check this host: PASS, WARN or FAIL, each with its remedy."),
+    "completion": ("kvmpool.cli.completion", "Print the script that makes a shell complete commands and names."),
     "lab": ("kvmpool.cli.lab", "A real pool on this machine alone, without a GPU."),
 }
 
@@ -40,6 +42,14 @@ class _Lazy(click.Group):
         command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            close = get_close_matches(args[0], _COMMANDS)
+            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{close[0]}'?" if close else ""))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -70,7 +80,7 @@ def main(args: list[str] | None = None, **extra: Any) -> None:
     try:
         cli.main(args=args, prog_name="kvmpool", **extra)
     except KvmpoolError as error:
-        click.echo(f"kvmpool: {error}", err=True)
+        click.echo(f"kvmpool: {' '.join(str(error).split())}", err=True)
         sys.exit(exit_code(error))
     except BrokenPipeError:
         # `kvmpool events | head`: the reader has left, nothing is wrong. Keep Python's exit from flushing into it.
