@@ -5,21 +5,21 @@ SOURCES := $(shell git ls-files -co --exclude-standard -- kvmpool hooks xml meso
 .PHONY: demo test lint bench build clean
 
 demo: .venv/installed
-	$(PY) -m kvmpool.cli.main lab demo
+	@.venv/bin/kvmpool lab demo
 
 test: .venv/installed
-	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m $(if $(TESTS),pytest $(TESTS),tests.run)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m $(if $(TESTS),pytest $(TESTS),tests.run)
 
 lint: .venv/installed
-	$(PY) -m pytest tests/test_tidy.py
+	@$(PY) -m pytest tests/test_tidy.py
 
 bench: .venv/installed
-	$(PY) -m tests.bench
+	@$(PY) -m tests.bench
 
 build: .venv/installed
 
 .venv/installed: scripts/install $(SOURCES)
-	scripts/install .venv && touch $@
+	@scripts/install .venv && touch $@
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
