@@ -35,12 +35,15 @@ from kvmpool.daemon.ledger import Ledger
 from kvmpool.daemon.notify import feed, notify, watchdog_s
 from kvmpool.daemon.seen import SeenDomains, SeenWorkers
 from kvmpool.daemon.turns import Loop
+from kvmpool.daemon.vsock import VsockDomains
 from kvmpool.daemon.wake import follow
-from kvmpool.dataplane.relays import ProcessRelays
+from kvmpool.dataplane.acceptor import Acceptor
+from kvmpool.dataplane.relays import VSOCK_PORT, ProcessRelays
 from kvmpool.dataplane.workers import ProcessWorkers
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.health_source import SystemHealthSource
 from kvmpool.errors import KvmpoolError, Refused
+from kvmpool.ports import Hypervisor
 from kvmpool.store.sqlite import SqliteStore
 from kvmpool.virt.connection import Libvirt
 
@@ -103,7 +106,7 @@ class Daemon:
             listen=config.dataplane.listen,
             guest_group=config.dataplane.guest_group,
         )
-        seen = _Observed(SeenDomains(self.libvirt), self.cards, SeenWorkers(ProcessWorkers(run / "workers")))
+        seen = _Observed(SeenDomains(self._hypervisor()), self.cards, SeenWorkers(ProcessWorkers(run / "workers")))
         settings = config.settings
         self.cluster = ClusterLoop(self.store, self.clock, host, settings)
         self.card = CardLoop(
@@ -124,6 +127,14 @@ class Daemon:
             self.store, ledger, config.store.kind, self.clock, settings, seen, self.libvirt, self.wake
         )
         self.server = Server(build_app(hooks, resources, config.api.group))
+
+    def _hypervisor(self) -> Hypervisor:
+        """libvirt; where guests dial by vsock, with the acceptor's map kept beside it."""
+        kind, _, port = self.config.dataplane.listen.partition(":")
+        if kind != "vsock":
+            return self.libvirt
+        run = self.config.run_dir
+        return VsockDomains(self.libvirt, Acceptor(run / "acceptor", run / "relays", port=int(port or VSOCK_PORT)))
 
     def wake(self, why: str) -> None:
         """All loops look again; the domains are asked for anew."""

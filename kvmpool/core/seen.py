@@ -28,6 +28,7 @@ class DomainSeen:
     claims: tuple[ClaimSpec, ...] = ()
     claims_error: str = ""
     state: str = ""  # libvirt's word, for people
+    cid: int = 0  # the vsock address of its QEMU now, of a domain with claims; 0: none
 
 
 @dataclass(frozen=True, slots=True)

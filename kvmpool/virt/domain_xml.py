@@ -90,6 +90,14 @@ def identity_of(root: etree._Element) -> tuple[DomainUuid, str]:
         raise refusal(name, f"<uuid> is {shown(text)}. Allowed: 8-4-4-4-12 hexadecimal digits") from error
 
 
+def cid_of(xml: str) -> int:
+    """The vsock CID of a running domain; 0 where it has none, or none that a guest can have (vsock(7): 0 to 2)."""
+    element = parse(xml).find("devices/vsock/cid")
+    text = "" if element is None else element.get("address") or ""
+    cid = int(text) if re.fullmatch("[0-9]{1,10}", text) else 0
+    return cid if 2 < cid < 0xFFFFFFFF else 0
+
+
 def claims_in(root: etree._Element, domain: str) -> tuple[ClaimSpec, ...]:
     """The claims in a parsed domain. Raises ClaimInvalid."""
     found = [element for element in root.iterfind("metadata/*") if _is_ours(element)]

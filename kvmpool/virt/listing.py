@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libvirt
 
-from kvmpool.core.model import DomainSeen, DomainUuid
+from kvmpool.core.model import ClaimSpec, DomainSeen, DomainUuid
 from kvmpool.errors import ClaimInvalid
-from kvmpool.virt.domain_xml import claims_of
+from kvmpool.virt.domain_xml import cid_of, claims_of
 
 _MARK = "urn:kvmpool:"  # what a domain of ours has in its XML, and hardly any other
 _NO_ID = -1  # of a domain that has no QEMU
@@ -37,11 +37,13 @@ def domains(connection: libvirt.virConnect) -> tuple[DomainSeen, ...]:
 
 def _domain(domain: libvirt.virDomain, state: int) -> DomainSeen:
     xml = domain.XMLDesc(0)
-    fault = ""
+    claims: tuple[ClaimSpec, ...] = ()
+    fault, cid = "", 0
     try:
-        claims = claims_of(xml).claims if _MARK in xml else ()
+        if _MARK in xml:
+            claims, cid = claims_of(xml).claims, cid_of(xml)
     except ClaimInvalid as error:
-        claims, fault = (), str(error)
+        fault = str(error)
     return DomainSeen(
         uuid=DomainUuid(domain.UUIDString().lower()),
         name=domain.name(),
@@ -49,4 +51,5 @@ def _domain(domain: libvirt.virDomain, state: int) -> DomainSeen:
         claims=claims,
         claims_error=fault,
         state=_STATES.get(state, f"state {state}"),
+        cid=cid,
     )

@@ -14,7 +14,7 @@ from kvmpool.core.model import ClaimSpec, Hold, Mode, Numa, OnFailure, OnUnplug,
 from kvmpool.errors import ClaimInvalid, NotFound
 from kvmpool.native import data
 from kvmpool.virt.claim_attributes import ATTRIBUTES
-from kvmpool.virt.domain_xml import NAMESPACE, claims_of, fw_cfg_entries, with_claim, with_fw_cfg, without_claim
+from kvmpool.virt.domain_xml import NAMESPACE, cid_of, claims_of, fw_cfg_entries, with_claim, with_fw_cfg, without_claim
 
 UUID = "4f2e1c8a-7d39-4b60-9a15-c0de00000001"
 
@@ -391,3 +391,18 @@ def test_fw_cfg_entries_are_set_replaced_and_taken_out_beside_those_of_others() 
         assert gone is not None
         assert "opt/org.kvmpool" not in gone
         assert ("<sysinfo" in gone) == (before is others)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cid"),
+    [
+        ("<vsock model='virtio'><cid auto='yes' address='7'/></vsock>", 7),
+        ("<vsock model='virtio'><cid auto='yes'/></vsock>", 0),
+        ("<vsock model='virtio'><cid auto='no' address='2'/></vsock>", 0),
+        ("<vsock model='virtio'><cid auto='no' address='4294967295'/></vsock>", 0),
+        ("<vsock model='virtio'><cid auto='no' address='-1'/></vsock>", 0),
+        ("", 0),
+    ],
+)
+def test_a_running_domains_vsock_address_is_read(devices: str, cid: int) -> None:
+    assert cid_of(f"<domain><name>vm0</name><devices>{devices}</devices></domain>") == cid
