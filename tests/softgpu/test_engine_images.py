@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import hashlib
 import multiprocessing
 import os
 import random
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -214,3 +217,44 @@ def test_a_cache_that_others_can_write_is_not_used(engine: Engine, tmp_path: Pat
     (tmp_path / "cache").chmod(0o777)
     assert _which(Engine(Path(engine.library._name), tmp_path).load(WHICH.replace("NUMBER", "51"))) == 51
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [0, 3, 55, 56, 63, 64, 65, 1000])
+def test_the_cache_key_is_sha256(engine: Engine, length: int) -> None:
+    """struct kp_sha256 is 8 words, a length and a block: 104 bytes."""
+    data, state, text = (
+        random.Random(length).randbytes(length),
+        ctypes.create_string_buffer(104),
+        ctypes.create_string_buffer(65),
+    )
+    engine.library.kp_sha256_start(state)
+    half = length // 2
+    engine.library.kp_sha256_add(state, data[:half], ctypes.c_size_t(half))
+    engine.library.kp_sha256_add(state, data[half:], ctypes.c_size_t(length - half))
+    engine.library.kp_sha256_hex(state, text)
+    assert text.value.decode() == hashlib.sha256(data).hexdigest()
+
+
+def _lz4(data: bytes) -> bytes:
+    """One block by the lz4 program: its frame without the 7-byte header, the block's length and the end marks."""
+    options = ["lz4", "-9", "-c", "-B7", "--no-frame-crc"]
+    frame = subprocess.run(options, input=data, capture_output=True, check=True).stdout
+    length = int.from_bytes(frame[7:11], "little")
+    return frame[11 : 11 + length]
+
+
+def test_lz4_blocks_of_the_real_program_unpack(engine: Engine) -> None:
+    if shutil.which("lz4") is None:
+        pytest.skip("the lz4 program is not installed")
+    rng = random.Random(3)
+    for size in (40, 300, 5000, 200_000):
+        data = b"".join(
+            rng.choice([b"mov.u32 ", b"%r", b"\n", rng.randbytes(3)]) * rng.randrange(1, 40) for _ in range(size // 40)
+        )
+        block = _lz4(data)
+        out = ctypes.create_string_buffer(len(data))
+        unpack = engine.library.kp_lz4_block
+        unpack.restype = ctypes.c_long
+        assert unpack(block, ctypes.c_size_t(len(block)), out, ctypes.c_size_t(len(data))) == len(data)
+        assert out.raw == data
+        assert unpack(block, ctypes.c_size_t(len(block)), out, ctypes.c_size_t(len(data) - 1)) == -1
