@@ -68,7 +68,7 @@ class _Story:
         if after != before:
             changed = [name for name, value in before.items() if after.get(name) != value]
             raise Wrong(f"the guest's device changed its {', '.join(changed)}: {before} became {after}")
-        self.line("the guest still has the same endpoint, uuid and memory size")
+        self.line("the guest was not restarted and has the same endpoint, uuid and memory size")
         self._compute()
         self._stop(host)
 
@@ -93,14 +93,15 @@ class _Story:
         self.line(f"guest {GUEST.name} has booted Linux; its libcuda.so.1 is kvmpool's shim")
 
     def _device(self) -> dict[str, str]:
-        """What the guest knows of its GPU: endpoint, uuid, memory."""
+        """What the guest knows of its GPU: endpoint, uuid, memory; and the id of its own boot."""
         endpoint = self._in_guest("cat /run/kvmpool/endpoint", 10.0).strip()
+        boot = self._in_guest("cat /proc/sys/kernel/random/boot_id", 10.0).strip()
         said = self._in_guest("deviceQuery")
         fields = dict(re.findall(r"^\s*(\S[^:\n]*?)\s*:\s*(\S.*?)\s*$", said, re.MULTILINE))
         if missing := [name for name in ("name", "uuid", "memory MiB") if not fields.get(name)]:
             raise Wrong(f"guest: deviceQuery does not say {', '.join(missing)}: {said.strip()[-300:]}")
         self.line(f"guest: deviceQuery: {fields['uuid']}, {fields['memory MiB']} MiB, endpoint {endpoint}")
-        return {"endpoint": endpoint, **fields}
+        return {"endpoint": endpoint, "boot": boot, **fields}
 
     def _in_guest(self, script: str, timeout_s: float = _PROGRAM_S) -> str:
         """What it printed. Raises Wrong unless it exits with 0."""
