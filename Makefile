@@ -1,6 +1,6 @@
 # Each target is one line a person could type. Needs root (or sudo) once, for Debian packages and for the lab.
 PY := .venv/bin/python
-SOURCES := $(shell git ls-files -co --exclude-standard -- kvmpool hooks xml meson.build pyproject.toml 2>/dev/null)
+SOURCES := meson.build pyproject.toml $(shell find kvmpool hooks xml systemd -type f -not -path '*/__pycache__/*')
 
 .PHONY: demo test lint bench build clean
 
