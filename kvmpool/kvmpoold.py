@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import grp
 import logging
 import os
 import signal
@@ -104,7 +105,7 @@ class Daemon:
             run / "relays",
             run / "guests",
             listen=config.dataplane.listen,
-            guest_group=config.dataplane.guest_group,
+            guest_group=_guest_group(config.dataplane.guest_group),
         )
         seen = _Observed(SeenDomains(self._hypervisor()), self.cards, SeenWorkers(ProcessWorkers(run / "workers")))
         settings = config.settings
@@ -181,6 +182,14 @@ class Daemon:
         await self.libvirt.close()
         await self.store.close()
         self.config.socket.unlink(missing_ok=True)
+
+
+def _guest_group(named: str) -> str:
+    """QEMU's group: its processes read endpoint and token of their guest. Named as Debian, Fedora, others do."""
+    if named != "auto":
+        return named
+    known = {entry.gr_name for entry in grp.getgrall()}
+    return next((group for group in ("libvirt-qemu", "qemu", "kvm") if group in known), "")
 
 
 async def _let_go(tasks: set[asyncio.Task[None]]) -> None:

@@ -81,7 +81,7 @@ class LibvirtSection:
 @dataclass(frozen=True, slots=True)
 class DataplaneSection:
     listen: str = _text("tcp:10.77.0.1:0", _LISTEN, "tcp:HOST:PORT, vsock, vsock:PORT or unix")
-    guest_group: str = _text("", r"([A-Za-z_][A-Za-z0-9_-]{0,31})?", "the name of a group, or empty")
+    guest_group: str = _text("auto", r"([A-Za-z_][A-Za-z0-9_-]{0,31})?", "the name of a group, auto or empty")
 
 
 @dataclass(frozen=True, slots=True)

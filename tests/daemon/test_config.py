@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
+import tomllib
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,17 @@ def test_the_policy_section_knows_every_setting_of_the_core_with_its_default() -
     core = {each.name: each.default for each in fields(Settings) if each.name != "prepare_deadline_s"}
     assert policy == core
     assert Config().settings == Settings(prepare_deadline_s=Config().prepare_deadline_s)
+
+
+def test_the_documented_file_has_every_key_at_its_default(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kvmpoold.toml").read_text()
+    plain = re.sub("^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
+    file = tmp_path / "kvmpoold.toml"
+    file.write_text(re.sub("(?m)^(name = .*|may_reset = .*)$", "", plain))
+    config = load(file)
+    assert replace(config, files=(), host=Config().host) == Config()
+    documented = tomllib.loads(plain)
+    sections = [each.name for each in fields(Config) if each.name != "files"]
+    assert list(documented) == sections
+    for name in sections:
+        assert list(documented[name]) == [each.name for each in fields(getattr(Config(), name))]
