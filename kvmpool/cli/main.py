@@ -27,6 +27,7 @@ _COMMANDS = {
     "events": ("kvmpool.cli.events", "What happened, and why."),
     "explain": ("kvmpool.cli.explain", "Why a claim is, or is not, served."),
     "doctor": ("kvmpool.cli.doctor", "Check this host: PASS, WARN or FAIL, each with its remedy."),
+    "support": ("kvmpool.cli.support", "What of the CUDA driver API works in a guest."),
     "completion": ("kvmpool.cli.completion", "Print the script that makes a shell complete commands and names."),
     "lab": ("kvmpool.cli.lab", "A real pool on this machine alone, without a GPU."),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -87,6 +87,7 @@ class Call:
     symbols: tuple[Symbol, ...]
     target: str = ""  # of Class.FORWARD
     worker_by_hand: bool = False
+    via: str = field(default="", repr=False)  # how a LOCAL one reaches the card, if it does; no matter of the wire
 
     @property
     def sent(self) -> bool:
@@ -185,6 +186,7 @@ def _call(name: str, entry: dict[str, object]) -> Call:
         tuple(Symbol(str(symbol), int(version)) for symbol, version in abi.items()),
         target,
         entry.get("worker") == "hand",
+        str(entry.get("via", "")),
     )
 
 
@@ -203,9 +205,12 @@ def _check(table: Table) -> None:
     if twice:
         raise TableInvalid(f"listed twice: {', '.join(twice)}")
     known = {call.name: call for call in table.calls}
+    wire = {entry.name for entry in table.wire()}
     for call in table.calls:
         if call.cls is Class.FORWARD and call.target not in known:
             raise TableInvalid(f"call.{call.name}: forwards to {call.target}, which is no call")
+        if call.via and (call.cls is not Class.LOCAL or call.via not in wire):
+            raise TableInvalid(f"call.{call.name}: via is of a local call, and names an op or a call that is sent")
         if call.cls is Class.ASYNC and call.outs:
             raise TableInvalid(f"call.{call.name}: is async, so nothing can come out")
         if call.sent and call.name not in {symbol.name for symbol in call.symbols}:
