@@ -31,7 +31,7 @@ def bindings(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def claims_of_domain(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of claims of the DOMAIN that stands before."""
-    domain = ctx.params.get("domain")
+    domain = ctx.params.get("domain") or next(iter(ctx.args), "")  # not parsed yet while an option waits for its value
     items = _names(ctx, "/claims", "label", "state", f"{domain}/{incomplete}")
     return [CompletionItem(str(item.value).rpartition("/")[2], help=item.help) for item in items]
 

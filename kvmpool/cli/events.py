@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from kvmpool.errors import Unreachable
 
 Event = dict[str, Any]
 
-_INTERRUPTED = 130  # 128 + SIGINT, as a shell tells it
 _KEPT = 500  # more than kvmpoold shows
 
 
@@ -43,12 +41,9 @@ def events(follow: bool, lines: int, subject: str, output: str) -> None:
 
 
 def _follow(client: Client, past: list[Event], subject: str, output: str) -> None:
-    try:
-        for row in _news(client, past):
-            if _about(row, subject):
-                _tell([row], output)
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+    for row in _news(client, past):
+        if _about(row, subject):
+            _tell([row], output)
     raise Unreachable("kvmpoold has ended. Next: systemctl status kvmpoold")
 
 

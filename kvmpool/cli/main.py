@@ -1,6 +1,6 @@
 """The root command: loads a subcommand only when it is asked for, and turns errors into one line and an exit code.
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 6 unreachable, 7 timed out.
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 6 unreachable, 7 timed out, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import click
+from click.exceptions import Exit
+from click.shell_completion import shell_complete
 
 from kvmpool import __version__
 from kvmpool.errors import DeadlinePassed, KvmpoolError, NotFound, Refused, Unreachable
+
+_COMPLETE = "_KVMPOOL_COMPLETE"
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell tells it
 
 _COMMANDS = {
     "status": ("kvmpool.cli.status", "The pool at a glance."),
@@ -76,17 +81,39 @@ def exit_code(error: KvmpoolError) -> int:
     return 1
 
 
-def main(args: list[str] | None = None, **extra: Any) -> None:
+def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. The entry point of the `kvmpool` script."""
+    asked = os.environ.get(_COMPLETE)
+    if asked:
+        sys.exit(shell_complete(cli, {}, "kvmpool", _COMPLETE, asked))
+    sys.exit(_run(sys.argv[1:] if args is None else list(args)))
+
+
+def _run(args: list[str]) -> int:
+    """The exit code. Not click's own main: it ends with 1 where the reader of a pipe has left."""
     try:
-        cli.main(args=args, prog_name="kvmpool", **extra)
+        try:
+            with cli.make_context("kvmpool", args) as ctx:
+                cli.invoke(ctx)
+            return 0
+        except SystemExit as end:  # of a command that has its own exit code
+            return int(end.code or 0)
+        except Exit as end:
+            return end.exit_code
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # `kvmpool events | head`: nothing is wrong. Keep Python's exit from flushing into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KvmpoolError as error:
         click.echo(f"kvmpool: {' '.join(str(error).split())}", err=True)
-        sys.exit(exit_code(error))
-    except BrokenPipeError:
-        # `kvmpool events | head`: the reader has left, nothing is wrong. Keep Python's exit from flushing into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return exit_code(error)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
 
 
 if __name__ == "__main__":
