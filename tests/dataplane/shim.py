@@ -30,7 +30,7 @@ def build(flavour: str) -> Path:
     """A folder with guest, session_host, shim/libcuda.so.1 and stub/libcuda.so.1; built once per source."""
     generators = [DATAPLANE / name for name in ("calls.toml", "calltable.py", "emit_shim.py", "emit_session.py")]
     ours = [file for file in SOURCES.glob("*.[ch]") if not file.stem.startswith(("relay", "worker", "acceptor"))]
-    natives = [NATIVE / name for name in ("guest.c", "session_host.c", "stub_driver.c")]
+    natives = [NATIVE / name for name in ("guest.c", "bench_guest.c", "session_host.c", "stub_driver.c")]
     digest = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted([*generators, *ours, *natives, Path(__file__)]))
     ).hexdigest()
@@ -66,6 +66,7 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
         ["-O1", *library, NATIVE / "stub_driver.c", "-o", folder / "stub/libcuda.so.1"],
         [*flags, NATIVE / "guest.c", "-o", folder / "guest"],
         ["-O1", "-static", NATIVE / "guest.c", "-o", folder / "guest-static"],
+        ["-O1", NATIVE / "bench_guest.c", "-o", folder / "bench-guest"],
     ]
     for job in jobs:
         subprocess.run(["gcc", *WARNINGS, f"-I{made}", *job, "-lpthread", "-ldl"], check=True)

@@ -113,7 +113,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static struct kp_session session = {.memory_bytes = 1ull << 30, .log_fd = -1};
     static struct kp_hello hello = {.va_base = 1ull << 45};
     static struct kp_server *s;
-    static unsigned char body[KP_CALL_MAX + 1];
     char text[8];
 
     if (s == NULL) {
@@ -128,7 +127,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     s->in_at = 0;
     s->in_end = size;
     atomic_store(&s->deferred, 0);
-    while (serve_frame(s, body) == 0)
+    while (serve_frame(s) == 0)
         ;
     empty(s, account);
     return 0;

@@ -37,27 +37,31 @@ void kp_note(struct kp_server *s, CUresult result)
         atomic_compare_exchange_strong(&s->sticky, &none, result);
 }
 
+/* Header, head, numbers and bytes as one piece of memory: one plain send a reply. */
 int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
 {
     const struct kp_op_info *info = &kp_ops[w->op - KP_OP_CALLS];
     struct kp_reply_head head = {.result = result};
-    unsigned char body[sizeof head + sizeof w->out], *whole = body;
-    uint32_t bytes = (uint32_t)(sizeof head + info->outs * sizeof w->out[0]);
+    struct kp_frame frame = {.magic = KP_MAGIC, .op = KP_OP_REPLY, .seq = w->seq};
+    unsigned char small[sizeof frame + sizeof head + sizeof w->out], *whole = small;
+    size_t number_bytes = info->outs * sizeof w->out[0];
     int rc, none = 0;
 
     if (is_sticky(result))
         atomic_compare_exchange_strong(&s->sticky, &none, result);
     head.sticky = atomic_load(&s->sticky);
-    if (w->give_bytes > 0 && (whole = malloc(bytes + w->give_bytes)) == NULL)
+    frame.length = (uint32_t)(sizeof head + number_bytes) + w->give_bytes;
+    if (w->give_bytes > 0 && (whole = malloc(sizeof frame + frame.length)) == NULL)
         return -ENOMEM;
-    memcpy(whole, &head, sizeof head);
-    memcpy(whole + sizeof head, w->out, bytes - sizeof head);
+    memcpy(whole, &frame, sizeof frame);
+    memcpy(whole + sizeof frame, &head, sizeof head);
+    memcpy(whole + sizeof frame + sizeof head, w->out, number_bytes);
     if (w->give_bytes > 0)
-        memcpy(whole + bytes, w->give, w->give_bytes);
+        memcpy(whole + sizeof frame + sizeof head + number_bytes, w->give, w->give_bytes);
     pthread_mutex_lock(&s->tx);
-    rc = kp_frame_write(s->fd, KP_OP_REPLY, 0, w->seq, whole, bytes + w->give_bytes);
+    rc = kp_write_full(s->fd, whole, sizeof frame + frame.length);
     pthread_mutex_unlock(&s->tx);
-    if (whole != body)
+    if (whole != small)
         free(whole);
     free(w->give);
     w->give = NULL;

@@ -93,7 +93,7 @@ static int serve_call(struct kp_server *s, const struct kp_frame *frame, const u
 }
 
 /* One frame: 0 to go on, 1 after BYE, or a negative errno. */
-static int serve_frame(struct kp_server *s, unsigned char *body)
+static int serve_frame(struct kp_server *s)
 {
     unsigned char header[KP_HEADER_BYTES];
     struct kp_frame frame;
@@ -105,16 +105,16 @@ static int serve_frame(struct kp_server *s, unsigned char *body)
     if (rc == 0 && frame.length > KP_CALL_MAX)
         rc = -EPROTO;
     if (rc == 0)
-        rc = kp_take(s, body, frame.length);
+        rc = kp_take(s, s->body, frame.length);
     if (rc != 0)
         return rc;
     if (frame.op == KP_OP_BYE)
         return 1;
     if (frame.op != KP_OP_CONTEXT)
-        return serve_call(s, &frame, body);
+        return serve_call(s, &frame, s->body);
     if (frame.length != sizeof number)
         return -EPROTO;
-    memcpy(&number, body, sizeof number);
+    memcpy(&number, s->body, sizeof number);
     return kp_enter_home(s, number);
 }
 
@@ -150,6 +150,7 @@ static struct kp_server *make_server(const struct kp_session *session, int fd, c
     s->fd = fd;
     s->va_base = hello->va_base;
     s->in = malloc(KP_READ_BYTES);
+    s->body = malloc(KP_CALL_MAX + 1);
     s->pages = calloc(KP_VA_WINDOW / KP_VA_PAGE, sizeof *s->pages);
     s->queue_end = &s->queue;
     pthread_mutex_init(&s->handles_lock, NULL);
@@ -159,21 +160,20 @@ static struct kp_server *make_server(const struct kp_session *session, int fd, c
     pthread_cond_init(&s->reaped, NULL);
     pthread_cond_init(&s->buried, NULL);
     pthread_cond_init(&s->queued, NULL);
-    return s->in != NULL && s->pages != NULL ? s : NULL;
+    return s->in != NULL && s->body != NULL && s->pages != NULL ? s : NULL;
 }
 
 int kp_session_run(const struct kp_session *session, int fd, const struct kp_hello *hello)
 {
     struct kp_server *s = make_server(session, fd, hello);
-    unsigned char *body = malloc(KP_CALL_MAX + 1);
     int rc;
 
-    if (s == NULL || body == NULL)
+    if (s == NULL)
         return -ENOMEM;
     if ((rc = welcome(s, hello)) != 0)
         return rc == -EPIPE ? 0 : rc;
     log_line(s, "serves %s (pid %u in the guest)", hello->program, hello->pid);
-    while ((rc = serve_frame(s, body)) == 0)
+    while ((rc = serve_frame(s)) == 0)
         ;
     if (rc == 1 || rc == -ECONNRESET || rc == -EPIPE)
         rc = 0;

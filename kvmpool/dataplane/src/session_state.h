@@ -17,7 +17,7 @@
 #include "session_driver.h"
 
 #define KP_CALL_MAX 65536u /* bytes of a call's own body; more than numbers, a launch's parameters or a name never need */
-#define KP_READ_BYTES (4 * KP_CALL_MAX)
+#define KP_READ_BYTES 16384u /* read ahead: a hundred launches; more would be copied twice before bulk */
 #define KP_SLOTS_IN 8u  /* page-locked, of KP_BODY_MAX bytes: copies in flight to the card */
 #define KP_SLOTS_OUT 2u /* one is sent while the other is filled */
 #define KP_WAITERS_MAX 64u /* calls that block at once; one more makes the reader wait */
@@ -81,7 +81,8 @@ struct kp_server {
     atomic_int deferred; /* first asynchronous error that nobody was told of */
     atomic_int sticky;   /* error that the context does not recover from */
 
-    unsigned char *in; /* KP_READ_BYTES, made at start */
+    unsigned char *in;   /* KP_READ_BYTES, made at start */
+    unsigned char *body; /* KP_CALL_MAX: of the call that is being made */
     size_t in_at, in_end;
     pthread_mutex_t tx;
 

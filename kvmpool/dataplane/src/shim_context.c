@@ -108,7 +108,7 @@ static CUresult destroy(uint64_t number)
 
 CUresult kp_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
-    uint64_t number;
+    uint64_t number = 0;
     CUresult rc = check_ready();
 
     if (rc != CUDA_SUCCESS)

@@ -30,7 +30,11 @@ static int write_parts(struct iovec *part)
     struct msghdr message = {.msg_iov = part, .msg_iovlen = 2};
 
     while (part[0].iov_len + part[1].iov_len > 0) {
-        ssize_t n = atomic_load(&link->lost) ? (errno = EPIPE, -1) : sendmsg(link->fd, &message, MSG_NOSIGNAL);
+        ssize_t n = -1;
+        errno = EPIPE;
+        if (!atomic_load(&link->lost))
+            n = part[1].iov_len == 0 ? send(link->fd, part[0].iov_base, part[0].iov_len, MSG_NOSIGNAL)
+                                     : sendmsg(link->fd, &message, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {
