@@ -5,7 +5,8 @@ Joining installs libvirt's hook and, under systemd, the units (kvmpool/host/inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ import click
 
 from kvmpool.api.client import Client, socket_path
 from kvmpool.cli.output import Column, column, output_option, print_rows
-from kvmpool.errors import KvmpoolError, Refused
+from kvmpool.errors import Denied, KvmpoolError, Refused
 from kvmpool.host import install
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -67,7 +68,8 @@ def _plan_options(function: F) -> F:
 def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float) -> None:
     """Make this machine a host: libvirt's hook, and the service's units. May be repeated."""
     wants_units = _systemd_runs(root) if units is None else units
-    plan = install.plan_join(root, socket=socket_path(), deadline_s=deadline_s, units=wants_units)
+    with _readable():
+        plan = install.plan_join(root, socket=socket_path(), deadline_s=deadline_s, units=wants_units)
     _carry_out(plan, dry_run, f"nothing to do: {install.HOOK} is installed and up to date")
 
 
@@ -76,10 +78,19 @@ def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float) -> No
 @click.option("--force", is_flag=True, help="Also while domains of this host have bindings.")
 def leave(root: Path, dry_run: bool, force: bool) -> None:
     """Remove what `join` installed, and nothing else. May be repeated."""
-    plan = install.plan_leave(root)
+    with _readable():
+        plan = install.plan_leave(root)
     if plan.actions and not force and root == Path("/"):
         _refuse_while_bound()
     _carry_out(plan, dry_run, "nothing to do: this host has not joined")
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise Denied(f"{error.filename} cannot be read: {error.strerror}. Next: be root") from error
 
 
 def _carry_out(plan: install.Plan, dry_run: bool, nothing: str) -> None:

@@ -60,7 +60,8 @@ def programs(place: Place) -> Finding:
         for name in ("worker", "relay", "acceptor", "shim"):
             native(name)
     except NotFound as error:
-        return Finding(AREA, title, Level.FAIL, str(error), "install kvmpool again: pip install .")
+        message, _, remedy = str(error).partition(". Next: ")
+        return Finding(AREA, title, Level.FAIL, message, remedy)
     return Finding(AREA, title, Level.PASS)
 
 
