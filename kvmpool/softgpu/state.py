@@ -82,7 +82,6 @@ def create(root: Path, specs: Sequence[CardSpec]) -> None:
     for name in ("cards", "cache", "sys"):
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "cards").chmod(0o755)
-    (root / "cache").chmod(0o1777)
     kmsg = root / "kmsg"
     kmsg.touch()
     kmsg.chmod(0o666)

@@ -80,7 +80,7 @@ static int usable_folder(const char *path)
 	if (mkdir(path, 0700) && errno != EEXIST)
 		return 0;
 	/* what is loaded from here runs in this process: nobody else may be able to write it */
-	return !lstat(path, &status) && S_ISDIR(status.st_mode) && (status.st_uid == geteuid() || status.st_uid == 0) &&
+	return !stat(path, &status) && S_ISDIR(status.st_mode) && (status.st_uid == geteuid() || status.st_uid == 0) &&
 	       !(status.st_mode & 002) && !access(path, W_OK | X_OK);
 }
 
