@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from kvmpool.core.health import Limits
-from kvmpool.core.model import Binding, CardId, ClaimKey, Generation, GoneSignal, ProbeSignal
+from kvmpool.core.model import Binding, CardId, ClaimKey, Generation, GoneSignal, Phase, ProbeSignal
 from kvmpool.core.xid import CATALOGUE, XidClass
 from kvmpool.ports import Store
 from kvmpool.sim.laws import Auditor, Broken, check_rest, check_world, law
@@ -259,7 +259,17 @@ class _Walker:
         key = self._random.choice(sorted(fine))
         label = self.sim.host.workers[key].binding.label
         self.world.end_worker(self.sim.host, key)
+        if self._random.random() < 0.5:
+            await self._is_noticed(key, label)
         return f"worker {label} dies"
+
+    async def _is_noticed(self, key: tuple[ClaimKey, Generation], label: str) -> None:
+        """Where daemon and store work, a dead worker's binding is not called ready for long."""
+        self.sim.faulty.faults = Faults()
+        self.sim.kill_at = lambda count, point: False
+        await self.sim.pass_time(3)
+        left = self.auditor.rows.bindings.get(key)
+        law(not self.sim.alive or left is None or left.phase is not Phase.READY, f"{label} is ready without a worker")
 
     def _can_die(self, card: CardId) -> bool:
         return any(c.id == card and c.condition is not Condition.HUNG for c in self.sim.host.cards.values())
