@@ -33,6 +33,7 @@ _COMMANDS = {
     "explain": ("kvmpool.cli.explain", "Why a claim is, or is not, served."),
     "doctor": ("kvmpool.cli.doctor", "Check this host: PASS, WARN or FAIL, each with its remedy."),
     "support": ("kvmpool.cli.support", "What of the CUDA driver API works in a guest."),
+    "compat": ("kvmpool.cli.compat", "Whether the CUDA of a program works in a guest, and what to do."),
     "completion": ("kvmpool.cli.completion", "Print the script that makes a shell complete commands and names."),
     "lab": ("kvmpool.cli.lab", "A real pool on this machine alone, without a GPU."),
 }
