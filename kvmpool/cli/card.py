@@ -9,7 +9,7 @@ import click
 
 from kvmpool.api.client import Client
 from kvmpool.cli.complete import cards as complete_cards
-from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
+from kvmpool.cli.output import Column, age, column, mib, output_option, print_fields, print_rows, print_value
 
 CARD_COLUMNS = (
     column("CARD", "label"),
@@ -118,7 +118,7 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Mode", body["mode"]),
         ("Health", body["verdict"]),
         ("Reason", body["reason"] or "-"),
-        ("Since", f"{body['since_s']:.0f} s"),
+        ("Since", age(body["since_s"])),
         ("Cordoned", _cordon(body)),
         ("Driver", body["driver"] or "-"),
         ("Compute capability", body["compute_capability"] or "-"),

@@ -41,9 +41,11 @@ def _print(finding: Finding) -> None:
     """As virt-host-validate does; what there is to do stands below."""
     head = f"{finding.area + ':':>{_AREA}} {finding.title:<{_TITLE}} : "
     detail = f" ({finding.detail})" if finding.detail else ""
-    [line, *more] = wrapped(f"{head}{finding.level.value}{detail}", _AREA + 1)
-    click.echo(line.replace(finding.level.value, paint(finding.level.value), 1))
-    if finding.remedy:
-        more += wrapped(" " * (_AREA + 1) + f"Next: {finding.remedy}", _AREA + 1)
-    for line in more:
-        click.echo(line)
+    below = [f"Next: {finding.remedy}"] if finding.remedy else []
+    if len(wrapped(f"{head}{finding.level.value}{detail}", 0)) > 1:
+        below.insert(0, finding.detail)
+        detail = ""
+    click.echo(f"{head}{paint(finding.level.value)}{detail}")
+    for text in below:
+        for line in wrapped(" " * (_AREA + 1) + text, _AREA + 1):
+            click.echo(line)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvmpool.api.client import Client
-from kvmpool.cli.output import output_option, paint, print_value
+from kvmpool.cli.output import output_option, paint, print_value, wrapped
 from kvmpool.errors import Unreachable
 
 Event = dict[str, Any]
@@ -71,4 +71,8 @@ def _tell(rows: list[Event], output: str) -> None:
         else:
             clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
             reason = f" ({row['reason']})" if row["reason"] else ""
-            click.echo(f"{clock}  {row['subject']}: {paint(row['kind'])}{reason}")
+            kind = row["kind"]
+            first, *more = wrapped(f"{clock}  {row['subject']}: {kind}{reason}", len(clock) + 2)
+            click.echo(first.replace(f": {kind}", f": {paint(kind)}", 1))
+            for line in more:
+                click.echo(line)

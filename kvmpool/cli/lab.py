@@ -20,6 +20,7 @@ from kvmpool.lab import guests
 from kvmpool.lab.folder import Folder, default_folder
 from kvmpool.lab.pool import SOCKET, Lab, Status
 from kvmpool.lab.story import tell
+from kvmpool.native import native
 from kvmpool.softgpu.faults import FORMS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -153,7 +154,9 @@ def run(folder: Path, timeout_s: float, name: str, words: tuple[str, ...]) -> No
 def exec_(folder: Path, words: tuple[str, ...]) -> None:
     """Run a command inside the lab's host, e.g. `kvmpool lab exec -- virsh list`, or `bash`."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # so that `kvmpool` is found in it
-    command = _lab(folder).host().command(words, {"TERM": os.environ.get("TERM", "dumb"), "PATH": path})
+    found = str(native("softgpu-cuda").parent)  # the soft cards' libraries, where a driver's would be
+    environment = {"TERM": os.environ.get("TERM", "dumb"), "PATH": path, "LD_LIBRARY_PATH": found}
+    command = _lab(folder).host().command(words, environment)
     sys.stdout.flush()
     os.execvp(command[0], command)
 

@@ -112,19 +112,15 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def wrapped(text: str, margin: int) -> list[str]:
-    """`text` as lines that fit the terminal, all but the first moved in by `margin`; one line in a pipe."""
+    """`text` as lines that fit the terminal, all but the first moved in by `margin`; one line in a pipe.
+
+    A word that fits no line, a long path, leaves all as it is: broken by us it could not be copied.
+    """
     room = _room()
-    if not room or len(text) <= room:
+    longest = max((len(word) for word in text.split()), default=0)
+    if not room or len(text) <= room or longest > room - margin:
         return [text]
-    wide = max(room, margin + _CUT_TO)
-    return textwrap.wrap(
-        text,
-        wide,
-        subsequent_indent=" " * margin,
-        drop_whitespace=True,
-        replace_whitespace=False,
-        break_on_hyphens=False,
-    )
+    return textwrap.wrap(text, room, subsequent_indent=" " * margin, replace_whitespace=False, break_on_hyphens=False)
 
 
 def paint(text: str, padded: str | None = None) -> str:
@@ -141,6 +137,18 @@ def mib(value: int) -> str:
     if value >= 1024:
         return f"{value / 1024:.1f}GiB" if value % 1024 else f"{value // 1024}GiB"
     return f"{value}MiB"
+
+
+def age(seconds: float) -> str:
+    """A time that has passed, in the two largest units that say something."""
+    days, rest = divmod(int(seconds), 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
