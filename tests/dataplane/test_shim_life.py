@@ -59,6 +59,13 @@ def test_a_thread_that_waits_for_a_long_kernel_does_not_stall_the_others(host: s
     assert run.all("waited") == [0, 0, 0]
 
 
+@pytest.mark.parametrize("flavour", ["plain", "checked", "races"])
+def test_many_threads_at_once_each_get_their_own_results(tmp_path: Path, flavour: str) -> None:
+    with shim.host(tmp_path, flavour) as host:
+        run = host.run("stress", "8", TSAN_OPTIONS="halt_on_error=1")
+    assert (run.code, run["failed"], run["all_free"]) == (0, 0, 1)
+
+
 def test_a_child_has_no_driver_and_leaves_its_parents_alone(host: shim.Host) -> None:
     run = host.run("fork")
     assert (run["child_alloc"], run["child_init"], run["child_count"], run["child_exit"]) == (3, 3, 3, 0)
