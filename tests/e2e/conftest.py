@@ -18,6 +18,7 @@ from kvmpool.lab.pool import Lab
 from kvmpool.native import native
 from tests.e2e.pool import Pool
 
+_POOL = pytest.StashKey[Pool]()
 _SOURCES = Path(__file__).with_name("programs")
 _PROGRAMS = ("libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "busybox", "nsenter", "ip", "gcc")
 
@@ -52,11 +53,13 @@ def lab_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def _session_pool() -> Iterator[Pool]:
+def _session_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     parent = Path(tempfile.mkdtemp(prefix="kp-"))
     lab = Lab(Folder(parent / "lab"))
     try:
-        yield Pool(lab, lab.up(programs=_compiled(parent)))
+        pool = Pool(lab, lab.up(programs=_compiled(parent)))
+        request.config.stash[_POOL] = pool
+        yield pool
     finally:
         lab.down()
         shutil.rmtree(parent)
@@ -93,7 +96,7 @@ def pool_without_kvmpoold(_session_pool: Pool) -> Pool:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """A failure in a lab shows what its daemons said during the test."""
     report = yield
-    for found in getattr(item, "funcargs", {}).values():
-        if report.failed and call.when == "call" and isinstance(found, Pool):
-            report.sections.extend(found.logs())
+    pool = item.config.stash.get(_POOL, None)
+    if report.failed and pool is not None:
+        report.sections.extend(pool.logs())
     return report

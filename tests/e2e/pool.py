@@ -154,7 +154,8 @@ class Pool:
 
 
 def _program(pid: int) -> str:
-    return (_link(Path(f"/proc/{pid}/exe")) or Path()).name
+    name = (_link(Path(f"/proc/{pid}/exe")) or Path()).name
+    return name.removesuffix(" (deleted)")  # built anew meanwhile
 
 
 def _link(path: Path) -> Path | None:

@@ -6,12 +6,13 @@ import time
 
 import pytest
 
+from kvmpool.core.xid import CATALOGUE, XidClass
 from tests.e2e.pool import Pool, until, vm
 
 pytestmark = pytest.mark.e2e
 
 _FATAL = ("xid 79", "xid 64", "xid 48", "xid 95", "xid 119", "lost", "ecc")
-_APPLICATION = (13, 31, 43)
+_APPLICATION = [code for code, row in CATALOGUE.items() if row.kind is XidClass.APP]
 _GOAL_S = 2.0
 
 
@@ -59,12 +60,15 @@ def test_a_fatal_fault_moves_the_binding_to_the_other_card(pool: Pool, fault: st
 
 
 def test_application_errors_move_nothing(pool: Pool) -> None:
+    assert len(_APPLICATION) == 63
     pool.start(vm(memory_mib=16), firmware=True)
     before = pool.ready_binding()
     counted = sum(card["app_xids"] for card in pool.cards())
+    address = _card(pool)
     for xid in _APPLICATION:
-        pool.lab.fault(_card(pool), f"xid {xid}")
-    until(lambda: sum(card["app_xids"] for card in pool.cards()) > counted, 5.0, "no application error was counted")
+        pool.lab.fault(address, f"xid {xid}")
+    # published at powers of two only: the count is for people, and must not wake the pool at each error
+    until(lambda: sum(card["app_xids"] for card in pool.cards()) >= counted + 32, 10.0, "they were not counted")
     assert pool.all_healthy()
     assert pool.ready_binding() == before | {"sessions": 0, "memory_used_mib": before["memory_used_mib"]}
 
