@@ -30,6 +30,7 @@ _FUZZ_S = {True: "60", False: "5"}  # in continuous integration, at home
 def main() -> int:
     """Exit status: 0 only where every test passed and nothing is left."""
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as for ^C
     scratch = Path(tempfile.mkdtemp(prefix="kt", dir="/tmp"))  # short: unix sockets are made below it
     counts: Counter[str] = Counter()
     failed: list[str] = []
@@ -40,9 +41,11 @@ def main() -> int:
             failed += _part(report, marks, options, scratch, started + DEADLINE_S)
             failed += _read(report, counts)
             report.unlink(missing_ok=True)
-        if left := sorted({*_processes(scratch), *_mounts(scratch), *_files(scratch)}):
-            failed += [f"left behind: {each}" for each in left]
+    except KeyboardInterrupt:
+        failed.append("interrupted")
     finally:
+        left = [*_processes(scratch), *_mounts(scratch), *_files(scratch)]
+        failed += [f"left behind: {each}" for each in sorted(left)]
         shutil.rmtree(scratch, ignore_errors=True)
     for line in failed:
         print(f"FAILED {line}")
@@ -60,14 +63,21 @@ def _part(report: Path, marks: str, options: Iterable[str], scratch: Path, deadl
     pytest = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     try:
         code = pytest.wait(max(1.0, deadline - time.monotonic()))
-    except (subprocess.TimeoutExpired, KeyboardInterrupt) as cut:
-        pytest.send_signal(signal.SIGINT)  # it says what it was at
+    except subprocess.TimeoutExpired:
+        return [f"{marks}: not done {DEADLINE_S:.0f} s after the start"]
+    finally:
+        _end(pytest)
+    return [] if code in (0, 1) else [f"{marks}: pytest ended with {code}"]
+
+
+def _end(pytest: subprocess.Popen[bytes]) -> None:
+    """Nothing where it has ended; else it gets a minute to say what it was at and to clean up."""
+    if pytest.poll() is None:
+        pytest.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             pytest.wait(60)
         pytest.kill()
         pytest.wait()
-        return [f"{marks}: cut off: {type(cut).__name__}"]
-    return [] if code in (0, 1) else [f"{marks}: pytest ended with {code}"]
 
 
 def _read(report: Path, counts: Counter[str]) -> list[str]:
