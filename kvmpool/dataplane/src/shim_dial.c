@@ -31,17 +31,29 @@ struct endpoint {
     char claim[sizeof((struct kp_hello *)0)->claim];
 };
 
+/* A value that does not fit becomes one that no hello may carry: cut short it would be another's name or token. */
+static void put(char *to, size_t room, const char *value)
+{
+    memset(to, 0, room);
+    if (strlen(value) < room)
+        memcpy(to, value, strlen(value));
+    else
+        to[0] = 1;
+}
+
 /* The first line of a file, without spaces at its ends; false where there is none. */
 static bool read_line(const char *path, char *to, size_t room)
 {
+    char line[TEXT_MAX] = "";
     FILE *file = fopen(path, "re");
-    bool found = file != NULL && fgets(to, (int)room, file) != NULL;
+    bool found = file != NULL && fgets(line, sizeof line, file) != NULL;
 
     if (file != NULL)
         fclose(file);
-    if (found)
-        to[strcspn(to, "\r\n \t")] = 0;
-    return found && to[0] != 0;
+    line[strcspn(line, "\r\n \t")] = 0;
+    if (found && line[0] != 0)
+        put(to, room, line);
+    return found && line[0] != 0;
 }
 
 /* guest.conf: lines `endpoint = X`, `token = X`, `claim = X`; others are passed over. */
@@ -54,11 +66,11 @@ static void read_config(const char *path, struct endpoint *to)
         if (sscanf(line, " %31[a-z] = %255s", key, value) != 2)
             continue;
         if (strcmp(key, "endpoint") == 0)
-            snprintf(to->address, sizeof to->address, "%s", value);
+            put(to->address, sizeof to->address, value);
         if (strcmp(key, "token") == 0)
-            snprintf(to->token, sizeof to->token, "%.*s", (int)sizeof to->token - 1, value);
+            put(to->token, sizeof to->token, value);
         if (strcmp(key, "claim") == 0)
-            snprintf(to->claim, sizeof to->claim, "%.*s", (int)sizeof to->claim - 1, value);
+            put(to->claim, sizeof to->claim, value);
     }
     if (file != NULL)
         fclose(file);
@@ -69,7 +81,7 @@ static void from_environment(const char *name, char *to, size_t room)
     const char *value = getenv(name);
 
     if (value != NULL)
-        snprintf(to, room, "%s", value);
+        put(to, room, value);
 }
 
 static void find_endpoint(struct endpoint *to)
@@ -243,10 +255,11 @@ int kp_dial(struct kp_welcome *welcome, CUresult *why)
         kp_log("%s: claim %s, %llu bytes", endpoint.address, endpoint.claim, (unsigned long long)welcome->memory_bytes);
         return fd;
     }
-    kp_log("%s: claim %s: %s", endpoint.address, endpoint.claim, rc != 0 ? strerror(-rc) : welcome->text);
-    *why = rc != 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : refusal(welcome->status);
     if (rc == -EINVAL)
-        *why = CUDA_ERROR_NO_DEVICE;
+        kp_log("%s: the claim's name or the token is malformed. Next: compare it with the domain's XML", endpoint.address);
+    else
+        kp_log("%s: claim %s: %s", endpoint.address, endpoint.claim, rc != 0 ? strerror(-rc) : welcome->text);
+    *why = rc == -EINVAL ? CUDA_ERROR_NO_DEVICE : rc != 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : refusal(welcome->status);
     close(fd);
     return -1;
 }
