@@ -44,11 +44,12 @@ def alive(process: ProcessId) -> bool:
 
 
 def children(process: ProcessId) -> tuple[int, ...]:
-    """Pids of its children, as seen from here; () once it is gone."""
+    """Pids of its children, as seen from here; () once it is gone: whoever has its pid now has children of his own."""
     try:
-        return tuple(int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     except OSError:
         return ()
+    return tuple(int(pid) for pid in pids) if alive(process) else ()
 
 
 def end(process: ProcessId, *, signal_first: signal.Signals = signal.SIGTERM, patience_s: float = 5.0) -> None:

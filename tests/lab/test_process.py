@@ -31,6 +31,15 @@ def test_a_recycled_pid_is_another_process() -> None:
     assert not process.alive(replace(mine, start=mine.start - 1))
 
 
+def test_children_of_a_recycled_pid_are_not_its_children() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        me = process.identify(os.getpid())
+        assert me is not None
+        assert child.pid in process.children(me)
+        assert process.children(process.ProcessId(me.pid, me.start - 1)) == ()
+        child.kill()
+
+
 def test_a_zombie_is_gone() -> None:
     child, found = _started("true")
     assert process.holds_within(lambda: not process.alive(found), 5.0)
