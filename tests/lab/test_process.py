@@ -41,7 +41,7 @@ def test_children_of_a_recycled_pid_are_not_its_children() -> None:
 
 
 def test_a_zombie_is_gone() -> None:
-    child, found = _started("true")
+    child, found = _started("sleep", "0.2")  # long enough to be identified on a busy machine
     assert process.holds_within(lambda: not process.alive(found), 5.0)
     child.wait()
 
