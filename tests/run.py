@@ -32,6 +32,7 @@ def main() -> int:
     started = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as for ^C
     scratch = Path(tempfile.mkdtemp(prefix="kt", dir="/tmp"))  # short: unix sockets are made below it
+    scratch.chmod(0o755)  # as /tmp: QEMU and a test's other users reach their own
     counts: Counter[str] = Counter()
     failed: list[str] = []
     try:
