@@ -26,15 +26,20 @@ from kvmpool.softgpu.faults import FORMS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _folder_option(function: F) -> F:
+def _folder_option(function: F, name: str = "lab") -> F:
     return click.option(
         "--dir",
         "folder",
         type=click.Path(path_type=Path, file_okay=False),
-        default=lambda: default_folder("lab"),
-        show_default="/run/kvmpool-lab/lab",
+        default=lambda: default_folder(name),
+        show_default=f"/run/kvmpool-lab/{name}",
         help="The lab's folder; another folder is another lab.",
     )(function)
+
+
+def _demo_folder_option(function: F) -> F:
+    """Not the lab's: the demo takes down whatever an earlier one left, and never somebody's lab."""
+    return _folder_option(function, "demo")
 
 
 def _lab(folder: Path) -> Lab:
@@ -133,7 +138,8 @@ def guest(folder: Path, name: str, memory: int, number: int, starts: bool) -> No
     if starts:
         host.virsh("start", name)
         chosen.wait_for_guest(host, spec)
-    click.echo(f"{name} {'is running' if starts else 'defined'}. Next: kvmpool lab run {name} -- deviceQuery")
+    next_ = f"run {name} -- deviceQuery" if starts else f"exec -- virsh start {name}"
+    click.echo(f"{name} {'is running' if starts else 'defined'}. Next: kvmpool lab {next_}")
 
 
 @lab.command(context_settings={"ignore_unknown_options": True})
@@ -163,7 +169,7 @@ def exec_(folder: Path, words: tuple[str, ...]) -> None:
 
 @lab.command()
 @click.option("--keep", is_flag=True, help="Leave the lab running afterwards.")
-@_folder_option
+@_demo_folder_option
 def demo(folder: Path, keep: bool) -> None:
     """The story: a guest gets a vGPU, its card dies, the guest keeps its endpoint and computes on."""
     tell(_lab(folder), click.echo, keep=keep)
