@@ -85,7 +85,7 @@ class RealHost:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
-        self.until(lambda: self._answers(), "kvmpoold does not answer", 20)
+        self.until(lambda: self._answers(), "kvmpoold does not answer", 60)
 
     def _answers(self) -> bool:
         try:
@@ -144,7 +144,7 @@ class RealHost:
     def get(self, path: str) -> Any:
         return self.client.get(path)
 
-    def until(self, what: Callable[[], object], complaint: str, limit_s: float = 10.0) -> float:
+    def until(self, what: Callable[[], object], complaint: str, limit_s: float = 30.0) -> float:
         """Seconds until `what` held."""
         begun = time.monotonic()
         while not what():
