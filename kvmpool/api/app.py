@@ -24,6 +24,7 @@ from kvmpool.api import access
 from kvmpool.api.client import kind_of
 from kvmpool.api.hooks import HookCall, Hooks
 from kvmpool.api.resources import Cordon, Resources
+from kvmpool.api.runs import Runs
 from kvmpool.errors import Conflict, DeadlinePassed, Denied, KvmpoolError, NotFound, Refused, Unreachable
 
 log = logging.getLogger("kvmpool.api")
@@ -56,13 +57,15 @@ class ReasonBody(BaseModel):
     reason: str = ""
 
 
-def build_app(hooks: Hooks, resources: Resources, group: str) -> ASGIApp:
+def build_app(hooks: Hooks, resources: Resources, group: str, runs: Runs | None = None) -> ASGIApp:
     """The ASGI application. `group`: whose members may call."""
     app = FastAPI(title="kvmpool", docs_url=None, redoc_url=None, openapi_url=None)
     _handle_errors(app)
     _route_hooks(app, hooks)
     _route_reads(app, resources)
     _route_wishes(app, resources)
+    if runs is not None:
+        _route_runs(app, runs)
     return _Guard(app, group)
 
 
@@ -253,14 +256,20 @@ def _route_wishes(app: FastAPI, resources: Resources) -> None:
     async def _close(request: Request) -> Any:
         return await resources.close_breaker(_by(request))
 
-    @app.post("/v1/domains/{domain}/claims")
+    @app.post("/v1/domains/{domain:path}/claims")
     async def _add(domain: str, attributes: Annotated[dict[str, str], Body()]) -> Any:
         return await resources.add_claim(domain, attributes)
 
-    @app.delete("/v1/domains/{domain}/claims/{name}")
+    @app.delete("/v1/domains/{domain:path}/claims/{name}")
     async def _remove(domain: str, name: str) -> Any:
         await resources.remove_claim(domain, name)
         return {}
+
+
+def _route_runs(app: FastAPI, runs: Runs) -> None:
+    @app.post("/v1/runs")
+    async def _run(request: Request, attributes: Annotated[dict[str, str], Body()]) -> Any:
+        return await runs.start(attributes, request.scope["state"]["peer"])
 
 
 def _by(request: Request) -> str:

@@ -22,6 +22,10 @@ from kvmpool.errors import DeadlinePassed, KvmpoolError, NotFound, Refused, Unre
 _COMPLETE = "_KVMPOOL_COMPLETE"
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell tells it
 
+_EPILOG = (
+    "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 6 unreachable, 7 timed out, 130 interrupted."
+)
+
 _COMMANDS = {
     "status": ("kvmpool.cli.status", "The pool at a glance."),
     "host": ("kvmpool.cli.host", "List hosts; join this host to the pool, or leave it."),
@@ -63,7 +67,7 @@ class _Lazy(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
-@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.version_option(__version__, prog_name="kvmpool")
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="kvmpoold's socket [default: /run/kvmpool/kvmpoold.sock]."

@@ -116,7 +116,7 @@ def wrapped(text: str, margin: int) -> list[str]:
 
     A word that fits no line, a long path, leaves all as it is: broken by us it could not be copied.
     """
-    room = _room()
+    room, text = _room(), _clean(text)
     longest = max((len(word) for word in text.split()), default=0)
     if not room or len(text) <= room or longest > room - margin:
         return [text]
@@ -154,7 +154,7 @@ def age(seconds: float) -> str:
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     room = _room()
     columns, below = _fitted(rows, columns, room)
-    cells = [[c.text(row) for c in columns] for row in rows]
+    cells = [[_clean(c.text(row)) for c in columns] for row in rows]
     widths = [max(len(c.heading), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
     if room:
         _squeeze(widths, columns, room)
@@ -211,6 +211,11 @@ def _room() -> int:
 
 def _cut(text: str, width: int) -> str:
     return text[: width - 1] + "…" if len(text) > width else text.ljust(width)
+
+
+def _clean(text: str) -> str:
+    """Nothing that a card, a guest or a domain is called may steer the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _plain(value: Any) -> str:

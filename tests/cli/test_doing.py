@@ -29,6 +29,7 @@ CARD = "h0/0000:41:00.0"
         (["card", "show", "h9/0000:01:00.0"], 3, "kvmpool card list"),
         (["claim", "show", "vm0/gpu7"], 3, "kvmpool claim list"),
         (["claim", "add", "vm9", "--memory", "1GiB"], 3, "no domain vm9"),
+        (["claim", "add", "a/../vm0", "--memory", "1GiB"], 3, "no domain a/../vm0"),
         (["binding", "show", "vm0/gpu7"], 3, "kvmpool binding list"),
         (["binding", "show", "vm1/gpu0"], 3, "kvmpool explain vm1/gpu0"),
         (["explain", "vm9/gpu0"], 3, "kvmpool claim list"),
