@@ -24,7 +24,7 @@ CLAIMS_URI = "urn:kvmpool:domain:1"
 # For uuid5: the same name has the same uuid in every lab.
 _NAMESPACE = uuid.UUID("2b1b0b7e-6f5e-4d0c-9a43-6b766d706f6f")
 # cryptomgr.notests and the rest save 1-2 s of boot under TCG; panic=-1: a dead guest ends instead of hanging
-_COMMAND_LINE = (
+COMMAND_LINE = (
     "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off nokaslr random.trust_cpu=on cryptomgr.notests"
 )
 
@@ -60,7 +60,7 @@ class GuestSpec:
 def linux_xml(spec: GuestSpec, kernel: Path, initrd: str) -> str:
     """A Linux guest, 128 MiB and more, that runs kvmpool's shim; `kernel` and `initrd` as the host sees them."""
     boot = f"""<kernel>{kernel}</kernel><initrd>{initrd}</initrd>
-    <cmdline>{_COMMAND_LINE} kvmpool.address={spec.address}</cmdline>"""
+    <cmdline>{COMMAND_LINE} kvmpool.address={spec.address}</cmdline>"""
     channel = f"""<channel type='unix'>
       <source mode='bind' path='{spec.channel}'/><target type='virtio' name='org.kvmpool.lab'/>
     </channel>"""
