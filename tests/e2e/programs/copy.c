@@ -18,42 +18,42 @@ int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes);
 
 static int copy(unsigned char *host, unsigned char *back, size_t bytes)
 {
-	unsigned long long pointer;
-	int code = cuMemAlloc_v2(&pointer, bytes);
+    unsigned long long pointer;
+    int code = cuMemAlloc_v2(&pointer, bytes);
 
-	for (size_t at = 0; !code && at < bytes; at += PIECE)
-		code = cuMemcpyHtoD_v2(pointer + at, host + at, bytes - at < PIECE ? bytes - at : PIECE);
-	if (!code)
-		code = cuMemcpyDtoH_v2(back, pointer, bytes);
-	return code ? code : cuMemFree_v2(pointer);
+    for (size_t at = 0; !code && at < bytes; at += PIECE)
+        code = cuMemcpyHtoD_v2(pointer + at, host + at, bytes - at < PIECE ? bytes - at : PIECE);
+    if (!code)
+        code = cuMemcpyDtoH_v2(back, pointer, bytes);
+    return code ? code : cuMemFree_v2(pointer);
 }
 
 int main(int argc, char **argv)
 {
-	size_t bytes = argc > 1 ? strtoul(argv[1], NULL, 10) : 1 << 20;
-	unsigned char *host = malloc(bytes), *back = calloc(1, bytes);
-	uint32_t state = 1;
-	void *context;
-	int device, code;
+    size_t bytes = argc > 1 ? strtoul(argv[1], NULL, 10) : 1 << 20;
+    unsigned char *host = malloc(bytes), *back = calloc(1, bytes);
+    uint32_t state = 1;
+    void *context;
+    int device, code;
 
-	for (size_t i = 0; i < bytes; i++)
-		host[i] = (unsigned char)((state = state * 1664525u + 1013904223u) >> 24);
-	code = cuInit(0);
-	if (!code)
-		code = cuDeviceGet(&device, 0);
-	if (!code)
-		code = cuCtxCreate_v2(&context, 0, device);
-	if (!code)
-		code = copy(host, back, bytes);
-	if (code || memcmp(host, back, bytes)) {
-		printf("copy: FAIL %d\n", code);
-		return 1;
-	}
-	printf("copy: %zu bytes PASS\n", bytes);
-	fflush(stdout);
-	while (argc > 2 && !code)
-		code = copy(host, back, bytes);
-	if (code)
-		printf("then %d\n", code);
-	return 0;
+    for (size_t i = 0; i < bytes; i++)
+        host[i] = (unsigned char)((state = state * 1664525u + 1013904223u) >> 24);
+    code = cuInit(0);
+    if (!code)
+        code = cuDeviceGet(&device, 0);
+    if (!code)
+        code = cuCtxCreate_v2(&context, 0, device);
+    if (!code)
+        code = copy(host, back, bytes);
+    if (code || memcmp(host, back, bytes)) {
+        printf("copy: FAIL %d\n", code);
+        return 1;
+    }
+    printf("copy: %zu bytes PASS\n", bytes);
+    fflush(stdout);
+    while (argc > 2 && !code)
+        code = copy(host, back, bytes);
+    if (code)
+        printf("then %d\n", code);
+    return 0;
 }

@@ -9,16 +9,16 @@ int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes);
 
 int main(void)
 {
-	int device, code, steps = 0;
-	unsigned long long pointer;
-	void *context;
+    int device, code, steps = 0;
+    unsigned long long pointer;
+    void *context;
 
-	if ((code = cuInit(0)) || (code = cuDeviceGet(&device, 0)) || (code = cuCtxCreate_v2(&context, 0, device))) {
-		printf("no context: %d\n", code);
-		return 1;
-	}
-	while (steps < 1000 && !(code = cuMemAlloc_v2(&pointer, (size_t)128 << 20)))
-		steps++;
-	printf("%d MiB, then %d\n", steps * 128, code);
-	return 0;
+    if ((code = cuInit(0)) || (code = cuDeviceGet(&device, 0)) || (code = cuCtxCreate_v2(&context, 0, device))) {
+        printf("no context: %d\n", code);
+        return 1;
+    }
+    while (steps < 1000 && !(code = cuMemAlloc_v2(&pointer, (size_t)128 << 20)))
+        steps++;
+    printf("%d MiB, then %d\n", steps * 128, code);
+    return 0;
 }
