@@ -94,30 +94,44 @@ def test_the_death_of_a_host_s_first_process_ends_all_of_it(lab_folder: Path, vi
     assert leftovers.remains(left) == []
 
 
-_UP = """
+_CUT = """
 import sys
 from pathlib import Path
 from kvmpool.lab.folder import Folder
 from kvmpool.lab.pool import Lab
+lab = Lab(Folder(Path(sys.argv[1])))
 print("ready", flush=True)
 sys.stdin.readline()
-Lab(Folder(Path(sys.argv[1]))).up(kvmpoold=False)
+lab.down() if sys.argv[2] == "down" else lab.up(kvmpoold=False)
 """
 
 
-@pytest.mark.parametrize("share", [0.02, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-def test_down_removes_all_after_up_was_killed_at_any_moment(lab_folder: Path, share: float, up_s: float) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", _UP, str(lab_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def _cut_off(what: str, folder: Path, after_s: float) -> None:
+    """Begin `up` or `down` in a process of its own, and SIGKILL it after a while."""
+    words = [sys.executable, "-c", _CUT, str(folder), what]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin
     assert child.stdout
     assert child.stdout.readline() == "ready\n"
     child.stdin.write("\n")
     child.stdin.flush()
-    time.sleep(share * up_s)
+    time.sleep(after_s)
     child.kill()
     child.wait()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+def test_down_removes_all_after_up_was_killed_at_any_moment(lab_folder: Path, share: float, up_s: float) -> None:
+    _cut_off("up", lab_folder, share * up_s)
+    Lab(Folder(lab_folder)).down()
+    assert process.holds_within(lambda: _mentions(lab_folder) == [], 5.0), _mentions(lab_folder)
+    assert not lab_folder.exists()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.02, 0.04])
+def test_down_completes_a_down_that_was_killed(lab_folder: Path, after_s: float) -> None:
+    Lab(Folder(lab_folder)).up(kvmpoold=False)
+    _cut_off("down", lab_folder, after_s)
     Lab(Folder(lab_folder)).down()
     assert process.holds_within(lambda: _mentions(lab_folder) == [], 5.0), _mentions(lab_folder)
     assert not lab_folder.exists()
