@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-
-import httpx
+from urllib.parse import quote, urlencode
 
 from kvmpool.errors import (
     CardBusy,
@@ -62,16 +63,18 @@ def socket_path() -> Path:
 
 
 class Client:
-    """A connection to one kvmpoold. Raises kvmpool.errors only; Unreachable where no daemon listens."""
+    """One kvmpoold. Raises kvmpool.errors only; Unreachable where no daemon listens.
+
+    A connection a call, with the standard library alone: a command of the CLI is done in the time that importing an
+    HTTP library takes.
+    """
 
     def __init__(self, socket: Path | None = None, deadline_s: float = DEADLINE_S) -> None:
         self.socket = socket or socket_path()
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://kvmpoold", timeout=deadline_s
-        )
+        self._deadline_s = deadline_s
 
     def get(self, path: str, **params: str) -> Any:
-        """The decoded JSON body of GET /v1`path`."""
+        """The decoded JSON body of GET /v1`path`; `path` is quoted here where it has to be."""
         return self._call("GET", path, params=params)
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -82,50 +85,90 @@ class Client:
 
     def lines(self, path: str, **params: str) -> Iterator[dict[str, Any]]:
         """JSON objects, one a line, as they come; ends when the daemon ends."""
-        try:
-            timeout = httpx.Timeout(DEADLINE_S, read=None)
-            with self._http.stream("GET", f"/v1{path}", params=params, timeout=timeout) as answer:
-                if answer.status_code >= 400:
-                    answer.read()
-                    raise _error(answer)
-                for line in answer.iter_lines():
-                    if line.strip():
-                        yield json.loads(line)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+        with self._connected("GET", path) as connection:
+            answer = _ask(connection, "GET", path, params, None)
+            if answer.status >= 400:
+                raise _error(answer.status, answer.read())
+            connection.patient()
+            for line in answer:
+                if line.strip():
+                    yield json.loads(line)
 
     def close(self) -> None:
-        self._http.close()
+        """Nothing is open between two calls; said for callers that give up their process to another program."""
 
     def _call(
         self, method: str, path: str, *, params: dict[str, str] | None = None, body: dict[str, Any] | None = None
     ) -> Any:
+        with self._connected(method, path) as connection:
+            answer = _ask(connection, method, path, params or {}, body)
+            status, data = answer.status, answer.read()
+        if status >= 400:
+            raise _error(status, data)
         try:
-            answer = self._http.request(method, f"/v1{path}", params=params, json=body)
-        except httpx.TimeoutException as error:
-            raise DeadlinePassed(
-                f"kvmpoold at {self.socket} did not answer {method} {path} in time. Next: kvmpool doctor"
-            ) from error
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        if answer.status_code >= 400:
-            raise _error(answer)
-        try:
-            return answer.json()
+            return json.loads(data)
         except ValueError as error:
             raise Unreachable(f"{self.socket} does not speak kvmpool's API. Next: kvmpool doctor") from error
 
-    def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
-        why = re.sub(r"^\[Errno \d+\] ", "", str(error).strip()) or type(error).__name__
-        if "Permission denied" in why:
+    @contextmanager
+    def _connected(self, method: str, path: str) -> Iterator[_Connection]:
+        connection = _Connection(self.socket, self._deadline_s)
+        try:
+            yield connection
+        except TimeoutError as error:
+            raise DeadlinePassed(
+                f"kvmpoold at {self.socket} did not answer {method} {path} in time. Next: kvmpool doctor"
+            ) from error
+        except (OSError, HTTPException) as error:
+            raise self._unreachable(error) from error
+        finally:
+            connection.close()
+
+    def _unreachable(self, error: OSError | HTTPException) -> Unreachable:
+        if isinstance(error, PermissionError):
             return Unreachable(f"kvmpoold's socket {self.socket}: permission denied. Next: be root or in group kvmpool")
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        why = " ".join(why.split()) or type(error).__name__
         return Unreachable(f"kvmpoold does not answer at {self.socket} ({why}). Next: systemctl start kvmpoold")
 
 
-def _error(answer: httpx.Response) -> KvmpoolError:
+class _Connection(HTTPConnection):
+    """HTTP over the unix socket at `path`."""
+
+    def __init__(self, path: Path, deadline_s: float) -> None:
+        super().__init__("kvmpoold", timeout=deadline_s)
+        self._path = path
+        self._raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._raw.settimeout(deadline_s)
+
+    def connect(self) -> None:
+        self._raw.connect(str(self._path))
+        self.sock = self._raw
+
+    def patient(self) -> None:
+        """From now on what is read may take any time."""
+        self._raw.settimeout(None)
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
+def _ask(
+    connection: _Connection, method: str, path: str, params: dict[str, str], body: dict[str, Any] | None
+) -> HTTPResponse:
+    target = "/v1" + quote(path, safe="/%:@,;=+!$&'()*~")
+    if params:
+        target += "?" + urlencode(params)
+    data = None if body is None else json.dumps(body).encode()
+    connection.request(method, target, body=data, headers={"Content-Type": "application/json"} if data else {})
+    return connection.getresponse()
+
+
+def _error(status: int, data: bytes) -> KvmpoolError:
     try:
-        body = answer.json()
+        body = json.loads(data)
         message, kind = str(body["error"]), str(body["kind"])
     except (ValueError, KeyError, TypeError):
-        message, kind = f"kvmpoold answered HTTP {answer.status_code}. Next: journalctl -u kvmpoold", "failure"
+        message, kind = f"kvmpoold answered HTTP {status}. Next: journalctl -u kvmpoold", "failure"
     return _KINDS.get(kind, KvmpoolError)(message)
