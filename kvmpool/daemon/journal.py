@@ -26,7 +26,7 @@ def set_up(level: int = logging.INFO, environment: Mapping[str, str] = os.enviro
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("uvicorn", "uvicorn.error", "asyncio", "httpx"):
+    for noisy in ("uvicorn", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
