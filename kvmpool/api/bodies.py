@@ -161,7 +161,7 @@ def _live(look: Look, claim: Claim, wait: Wait | None) -> ClaimBody:
 def inactive_body(look: Look, domain: DomainSeen, spec: ClaimSpec) -> ClaimBody:
     """A claim of the metadata that nobody serves: its domain is off, or has been started without it."""
     state, reason = "inactive", unsupported(spec) or ""
-    if domain.running:
+    if domain.running and not reason:
         reason = "added to a running domain: it is served from the domain's next start on"
     return _claim(domain.name, ClaimKey(domain.uuid, spec.name), spec, look.host, state, reason)
 

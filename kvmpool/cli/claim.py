@@ -66,7 +66,7 @@ def show(claim_name: str, output: str) -> None:
 @click.option("--priority", help="0-100; 50 where not given.")
 @click.option("--set", "extra", multiple=True, metavar="KEY=VALUE", help="Any other attribute of <claim>; repeatable.")
 def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str | None) -> None:
-    """Write a claim into DOMAIN's metadata; it is served from the domain's next start on."""
+    """Write a claim into DOMAIN's metadata. It is served from the domain's next start on."""
     attributes = {"name": name, "mode": mode} | {k: v for k, v in given.items() if v is not None}
     for pair in extra:
         key, sign, value = pair.partition("=")
@@ -77,7 +77,7 @@ def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str 
         body = Client().post(f"/domains/{quote(domain, safe='')}/claims", attributes)
     except ClaimInvalid as error:  # the fault is in these words, not in what `virsh edit` shows
         raise ClaimInvalid(f"{str(error).partition('. Next: ')[0]}. Next: kvmpool claim add --help") from error
-    click.echo(f"{body['label']} added: {_words(body)}. Next: {_next(body)}")
+    click.echo(f"{body['label']} added: {_words(body)}" + ("" if body["reason"] else f". Next: virsh start {domain}"))
 
 
 @claim.command()
@@ -90,7 +90,7 @@ def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str 
     help="The claim's name in the domain.",
 )
 def remove(domain: str, name: str) -> None:
-    """Take a claim out of DOMAIN's metadata; a running domain keeps its binding until it stops."""
+    """Take a claim out of DOMAIN's metadata. A running domain keeps its binding until it stops."""
     client = Client()
     client.delete(f"/domains/{quote(domain, safe='')}/claims/{quote(name, safe='')}")
     kept = next((row["binding"] for row in client.get("/claims") if row["label"] == f"{domain}/{name}"), "")
@@ -100,11 +100,6 @@ def remove(domain: str, name: str) -> None:
 def _words(body: dict[str, Any]) -> str:
     words = [body["mode"], _memory(body)] if body["memory_mib"] else [body["mode"]]
     return ", ".join(words) + (f"; {body['reason']}" if body["reason"] else "")
-
-
-def _next(body: dict[str, str]) -> str:
-    """A claim that has a reason now is not served at the domain's next start, or needs a running domain's stop."""
-    return "kvmpool claim show " + body["label"] if body["reason"] else "virsh start " + body["domain"]
 
 
 def _memory(body: Any) -> str:
