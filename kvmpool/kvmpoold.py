@@ -25,6 +25,7 @@ from kvmpool.api import access
 from kvmpool.api.app import Server, build_app
 from kvmpool.api.hooks import Hooks
 from kvmpool.api.resources import Resources
+from kvmpool.api.runs import Runs
 from kvmpool.core.model import DomainSeen, HostName, WorkerSeen
 from kvmpool.daemon import journal
 from kvmpool.daemon.card_loop import CardLoop
@@ -39,6 +40,8 @@ from kvmpool.daemon.turns import Loop
 from kvmpool.daemon.vsock import VsockDomains
 from kvmpool.daemon.wake import follow
 from kvmpool.dataplane.acceptor import Acceptor
+from kvmpool.dataplane.local import LocalPlaces
+from kvmpool.dataplane.processes import HostProcesses
 from kvmpool.dataplane.relays import VSOCK_PORT, ProcessRelays
 from kvmpool.dataplane.workers import ProcessWorkers
 from kvmpool.device.cards import SystemCards
@@ -120,14 +123,16 @@ class Daemon:
             limits=config.health,
             inventory_interval_s=config.device.inventory_interval_s,
         )
-        self.domain = DomainLoop(self.store, self.clock, host, seen.seen_domains, relays)
+        processes = self.processes = HostProcesses()
+        self.domain = DomainLoop(self.store, self.clock, host, seen.seen_domains, relays, processes=processes)
         self.loops: tuple[Loop, ...] = (self.cluster, self.card, self.domain)
         ledger = self.ledger = Ledger(self.store, self.clock, host)
         hooks = Hooks(self.store, ledger, self.clock, settings, self.wake)
         resources = Resources(
             self.store, ledger, config.store.kind, self.clock, settings, seen, self.libvirt, self.wake
         )
-        self.server = Server(build_app(hooks, resources, config.api.group))
+        runs = Runs(hooks, ledger, LocalPlaces(run / "relays", run / "guests"), processes)
+        self.server = Server(build_app(hooks, resources, config.api.group, runs))
 
     def _hypervisor(self) -> Hypervisor:
         """libvirt; where guests dial by vsock, with the acceptor's map kept beside it."""
@@ -177,6 +182,7 @@ class Daemon:
     async def _close(self) -> None:
         for loop in self.loops:
             await loop.close()
+        self.processes.close()
         await self.health.close()
         await self.cards.close()
         await self.libvirt.close()

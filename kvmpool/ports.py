@@ -5,7 +5,7 @@ All methods raise only kvmpool.errors. Every call has a deadline inside its adap
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -21,6 +21,7 @@ from kvmpool.core.model import (
     Generation,
     HealthSignal,
     ProbeSignal,
+    Process,
     RelaySeen,
     UnknownSignal,
     WorkerSeen,
@@ -200,6 +201,18 @@ class Workers(Protocol):
 
         Raises DeadlinePassed when it does not go (hung card).
         """
+
+
+class Processes(Protocol):
+    """Processes of this host that hold a run's claim."""
+
+    def identify(self, pid: int) -> Process:
+        """Raises NotFound."""
+
+    def lives(self, process: Process) -> bool: ...
+
+    def follow(self, processes: Collection[Process], ended: Callable[[], None]) -> None:
+        """From now on call `ended` when one of these ends. Whom only an earlier call named is let go."""
 
 
 class Relays(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvmpool.api import served
-from kvmpool.core.model import Attempt, Claim, ClaimKey, ClaimSpec, DomainUuid, Rows, Settings
+from kvmpool.core.model import Attempt, Claim, ClaimKey, ClaimSpec, DomainUuid, Process, Rows, Settings
 from kvmpool.core.place import unsupported
 from kvmpool.daemon.ledger import Change, Ledger
 from kvmpool.daemon.turns import unless_conflict
@@ -98,14 +98,28 @@ class Hooks:
             raise Refused(f"domain {call.domain}: another start of it is being prepared. Next: virsh list --all")
         self._preparing.add(asked.uuid)
         try:
-            await self._prepare_claims(asked, specs, until)
+            await self._serve(asked, specs, until)
         finally:
             self._preparing.discard(asked.uuid)
 
-    async def _prepare_claims(self, asked: DomainClaims, specs: tuple[ClaimSpec, ...], until: float) -> None:
+    async def serve_run(
+        self, asked: DomainClaims, specs: tuple[ClaimSpec, ...], holder: Process, endpoint: str
+    ) -> None:
+        """Claims for a process of this host instead of a domain, as `prepare` makes them."""
+        until = self._clock.now() + self._settings.prepare_deadline_s
+        await self._serve(asked, specs, until, holder, endpoint)
+
+    async def _serve(
+        self,
+        asked: DomainClaims,
+        specs: tuple[ClaimSpec, ...],
+        until: float,
+        holder: Process | None = None,
+        endpoint: str = "",
+    ) -> None:
         attempt = None
         try:
-            attempt = await self._open_attempt(asked, specs, until)
+            attempt = await self._open_attempt(asked, specs, until, holder, endpoint)
             self._wake(f"{asked.name} prepare")
             await self._wait_served(attempt, until)
             await self._extend(attempt)
@@ -115,7 +129,9 @@ class Hooks:
             raise
         log.info("%s: prepared, attempt %d (%s)", asked.name, attempt.counter, ", ".join(spec.name for spec in specs))
 
-    async def _open_attempt(self, asked: DomainClaims, specs: tuple[ClaimSpec, ...], until: float) -> Attempt:
+    async def _open_attempt(
+        self, asked: DomainClaims, specs: tuple[ClaimSpec, ...], until: float, holder: Process | None, endpoint: str
+    ) -> Attempt:
         """Claims and attempt in one commit. What an earlier start left behind is replaced; its bindings may be kept."""
         while True:
             page = await self._ledger.read()
@@ -127,8 +143,10 @@ class Hooks:
                 counter=rows.sequence + 1,
                 deadline=until + _WITHDRAW_S,
                 boot_id=self._clock.boot_id(),
+                started=holder is not None,
+                holder=holder,
             )
-            claims = [self._claim(asked, spec, rows, attempt, n) for n, spec in enumerate(specs)]
+            claims = [self._claim(asked, spec, rows, attempt, n, endpoint) for n, spec in enumerate(specs)]
             named = {claim.key for claim in claims}
             stale = [codec.claim_key(key) for key in rows.claims if key.domain == asked.uuid and key not in named]
             counter = codec.Counter(rows.counter, rows.sequence + 1 + len(claims))
@@ -139,7 +157,9 @@ class Hooks:
             if self._clock.now() >= until:
                 raise DeadlinePassed(f"domain {asked.name}: the store was too busy to take its claims. {_NEXT}")
 
-    def _claim(self, asked: DomainClaims, spec: ClaimSpec, rows: Rows, attempt: Attempt, n: int) -> Claim:
+    def _claim(
+        self, asked: DomainClaims, spec: ClaimSpec, rows: Rows, attempt: Attempt, n: int, endpoint: str
+    ) -> Claim:
         key = ClaimKey(asked.uuid, spec.name)
         before = rows.claims.get(key)
         return Claim(
@@ -150,7 +170,7 @@ class Hooks:
             attempt=attempt.counter,
             sequence=attempt.counter + 1 + n,
             pointed=None,  # to be said anew, by whoever looks at the relay now
-            endpoint=before.endpoint if before else "",
+            endpoint=before.endpoint if before else endpoint,
         )
 
     async def _wait_served(self, attempt: Attempt, until: float) -> None:

@@ -36,6 +36,7 @@ _COMMANDS = {
     "events": ("kvmpool.cli.events", "What happened, and why."),
     "explain": ("kvmpool.cli.explain", "Why a claim is, or is not, served."),
     "doctor": ("kvmpool.cli.doctor", "Check this host: PASS, WARN or FAIL, each with its remedy."),
+    "run": ("kvmpool.cli.run", "Run a program of this host with a GPU claim of its own."),
     "support": ("kvmpool.cli.support", "What of the CUDA driver API works in a guest."),
     "compat": ("kvmpool.cli.compat", "Whether the CUDA of a program works in a guest, and what to do."),
     "completion": ("kvmpool.cli.completion", "Print the script that makes a shell complete commands and names."),

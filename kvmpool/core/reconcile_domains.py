@@ -11,6 +11,8 @@
 Absence is concluded only from a list of domains: none (`domains` None) concludes nothing, a list asked for before the
 attempt's row was what it is now says nothing of that attempt, nor one asked for before its deadline that it missed it.
 A domain of which a row cannot be read is left as it is.
+A run (an attempt with a holder) is no domain: it goes when its process has ended and no session of it is left, for a
+child of the process may compute on. No list of domains is asked for that.
 A running domain whose metadata holds claims but which has no rows (the claim was added while it ran, or the store was
 lost) gets nothing: its QEMU was started without endpoint and token, so a binding would hold memory that nobody reaches.
 It is served from its next start.
@@ -56,6 +58,7 @@ class DomainsView:
     domains_at: float = 0.0  # boottime when the list of domains was asked for
     relays: tuple[RelaySeen, ...] | None = ()  # None: they cannot be listed; then none is opened, pointed or closed
     unread: Unread = field(default_factory=Unread)
+    living: frozenset[DomainUuid] = frozenset()  # runs whose process lives
     rows_since: Mapping[DomainUuid, float] = field(default_factory=dict)  # boottime when its attempt was first read so
 
 
@@ -81,7 +84,10 @@ def _domain(
     view: DomainsView, domain: DomainUuid, claims: list[Claim], attempt: Attempt | None, relay: RelaySeen | None
 ) -> Iterator[DomainStep]:
     seen = next((seen for seen in view.domains or () if seen.uuid == domain), None)
-    running = seen is not None and seen.running
+    if attempt is not None and attempt.holder is not None:
+        running = domain in view.living or (relay is not None and relay.sessions > 0)
+    else:
+        running = seen is not None and seen.running
     if running and attempt is not None and not attempt.started:
         yield MarkStarted(attempt)
     reason = "" if running else _withdrawn(view, domain, bool(claims), attempt)
@@ -104,6 +110,8 @@ def _withdrawn(view: DomainsView, domain: DomainUuid, has_claims: bool, attempt:
     """Why the rows of a domain that is not seen running have to go; "" to keep them."""
     if attempt is not None and attempt.boot_id != view.boot_id:
         return "the host has rebooted"
+    if attempt is not None and attempt.holder is not None:
+        return "" if view.relays is None else "its process has ended"
     if view.domains is None or view.domains_at < view.rows_since.get(domain, 0.0):
         return ""
     if attempt is None:

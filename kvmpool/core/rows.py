@@ -212,9 +212,20 @@ class Claim:
         return f"{self.domain_name}/{self.key.name}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Process:
+    """A process of a host. Pids are used again; the two together are not, within one boot."""
+
+    pid: int
+    started: int  # clock ticks since boot
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of a domain. Open from `prepare` until the domain is seen running (`started=True`) or is withdrawn."""
+    """One start of a domain. Open from `prepare` until the domain is seen running (`started=True`) or is withdrawn.
+
+    With a `holder` there is no domain: it is a run of that process, started from the beginning.
+    """
 
     domain: DomainUuid
     domain_name: str
@@ -223,6 +234,7 @@ class Attempt:
     deadline: float  # boottime on `host`: after it, without a running domain, the attempt is withdrawn
     boot_id: BootId
     started: bool = False
+    holder: Process | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,22 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from kvmpool.core.model import DomainSeen, DomainStep, DomainUuid, HostName, MarkStarted, RecordPointed, RelaySeen
+from kvmpool.core.model import (
+    Attempt,
+    DomainSeen,
+    DomainStep,
+    DomainUuid,
+    HostName,
+    MarkStarted,
+    RecordPointed,
+    RelaySeen,
+)
 from kvmpool.core.reconcile_domains import DomainsView, next_deadline, reconcile_domains
 from kvmpool.daemon.ledger import Ledger, Page
 from kvmpool.daemon.perform import Checkpoint, DomainHands, no_checkpoint
 from kvmpool.daemon.turns import Errands, Loop
 from kvmpool.errors import Conflict, KvmpoolError
-from kvmpool.ports import Clock, Hypervisor, Relays, Store
+from kvmpool.ports import Clock, Hypervisor, Processes, Relays, Store
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +50,7 @@ class DomainLoop(Loop):
         hypervisor: Hypervisor,
         relays: Relays,
         *,
+        processes: Processes | None = None,
         list_interval_s: float = 2.0,
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
@@ -49,6 +59,7 @@ class DomainLoop(Loop):
         self.hypervisor_fault = "not asked yet"  # why the domains are not known now; "" where they are
         self._hypervisor = hypervisor
         self._relays = relays
+        self._processes = processes
         self._interval_s = list_interval_s
         self._ledger = Ledger(store, clock, host)
         self._hands = DomainHands(self._ledger, relays, checkpoint)
@@ -136,6 +147,7 @@ class DomainLoop(Loop):
             boot_id=self.clock.boot_id(),
             claims=claims,
             attempts=attempts,
+            living=self._living(attempts),  # before the relays: a child's session is seen after its parent
             bindings=tuple(binding for binding in rows.bindings.values() if binding.domain_host == self.host),
             domains=self._domains,
             domains_at=self._domains_at,
@@ -145,6 +157,15 @@ class DomainLoop(Loop):
                 page, {row.domain for row in attempts} | {claim.key.domain for claim in claims}
             ),
         )
+
+    def _living(self, attempts: Sequence[Attempt]) -> frozenset[DomainUuid]:
+        """The runs whose process lives; the loop is woken when one ends."""
+        if self._processes is None:
+            return frozenset()
+        boot_id = self.clock.boot_id()
+        holders = {a.domain: a.holder for a in attempts if a.holder is not None and a.boot_id == boot_id}
+        self._processes.follow(set(holders.values()), self.wake.ring)
+        return frozenset(domain for domain, holder in holders.items() if self._processes.lives(holder))
 
     async def _list_relays(self) -> tuple[RelaySeen, ...] | None:
         try:
