@@ -232,5 +232,11 @@ class Relays(Protocol):
 
     async def unpoint(self, domain: DomainUuid, claim: str, reason: str) -> None: ...
 
+    async def follow(self, domain: DomainUuid, pid: int) -> None:
+        """From now on the relay ends by itself once process `pid` (the domain's QEMU) and we have ended.
+
+        Raises Unreachable, also where there is no such process.
+        """
+
     async def close(self, domain: DomainUuid) -> None:
         """End it and remove its endpoint and token files. Idempotent."""

@@ -6,7 +6,8 @@
     claim rows                   their domain has a relay, at the endpoint it always had
     binding READY                the relay points at its worker; then the claim row says so
     no binding READY             the relay points nowhere: its old sessions end now, not when a hung card lets go
-    relay without claim rows     closed
+    domain seen running          its relay ends with its QEMU from then on where no kvmpoold is left to close it
+    relay without claim rows     closed, and what it left is removed with the withdrawn claims
 
 Absence is concluded only from a list of domains: none (`domains` None) concludes nothing, a list asked for before the
 attempt's row was what it is now says nothing of that attempt, nor one asked for before its deadline that it missed it.
@@ -33,6 +34,7 @@ from kvmpool.core.model import (
     DomainSeen,
     DomainStep,
     DomainUuid,
+    FollowDomain,
     MarkStarted,
     Mode,
     OpenRelay,
@@ -94,7 +96,7 @@ def _domain(
     if reason:
         name = attempt.domain_name if attempt is not None else claims[0].domain_name
         yield Withdraw(domain, name, tuple(claim.key for claim in claims), reason)
-        if relay is not None:
+        if view.relays is not None:
             yield CloseRelay(domain, reason)
         return
     if view.relays is None:
@@ -102,6 +104,8 @@ def _domain(
     served = [claim for claim in claims if claim.spec.mode is Mode.VGPU]
     if served:
         yield from _relay(view, domain, served, relay)
+        if relay is not None and seen is not None and running and seen.pid not in (0, relay.follows):
+            yield FollowDomain(domain, seen.pid)
     elif relay is not None:
         yield CloseRelay(domain, "no claim of its domain is left")
 

@@ -28,6 +28,7 @@ class DomainSeen:
     claims: tuple[ClaimSpec, ...] = ()
     claims_error: str = ""
     state: str = ""  # libvirt's word, for people
+    pid: int = 0  # of its QEMU, of a running domain with claims; 0: not known
     cid: int = 0  # the vsock address of its QEMU now, of a domain with claims; 0: none
 
 
@@ -70,6 +71,7 @@ class RelaySeen:
     pid: int
     points: dict[str, Generation] = field(default_factory=dict)
     sessions: int = 0
+    follows: int = 0  # the QEMU after which it ends, once we are not there to close it; 0: none
 
 
 # --- health signals (folded by core/health.py) ------------------------------------------------------------------------

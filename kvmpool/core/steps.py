@@ -140,6 +140,14 @@ class UnpointRelay:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowDomain:
+    """Watch over the domain's relay. Once its QEMU has ended and nobody watches, it and its workers end themselves."""
+
+    domain: DomainUuid
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordPointed:
     """Write into the claim row which generation its relay serves, and at which endpoint."""
 
@@ -150,6 +158,8 @@ class RecordPointed:
 
 @dataclass(frozen=True, slots=True)
 class CloseRelay:
+    """End the domain's relay, and remove what is left of one that has ended."""
+
     domain: DomainUuid
     reason: str
 
@@ -171,4 +181,4 @@ class MarkStarted:
     attempt: Attempt
 
 
-DomainStep = OpenRelay | PointRelay | UnpointRelay | RecordPointed | CloseRelay | Withdraw | MarkStarted
+DomainStep = OpenRelay | PointRelay | UnpointRelay | FollowDomain | RecordPointed | CloseRelay | Withdraw | MarkStarted

@@ -21,6 +21,7 @@ from kvmpool.core.model import (
     CloseRelay,
     Decision,
     DomainStep,
+    FollowDomain,
     Forget,
     Host,
     Lose,
@@ -50,7 +51,8 @@ Checkpoint = Callable[[str], None]
 _EFFECTS = (
     *("bind", "release", "rebind", "lose", "trip-breaker", "forget-events"),
     *("publish-host", "publish-card", "start-worker", "stop-worker", "report-ready", "report-broken", "forget"),
-    *("open-relay", "point-relay", "unpoint-relay", "close-relay", "record-pointed", "withdraw", "mark-started"),
+    *("open-relay", "point-relay", "unpoint-relay", "follow-domain", "close-relay"),
+    *("record-pointed", "withdraw", "mark-started"),
 )
 POINTS: tuple[str, ...] = tuple(f"{when}-{effect}" for effect in _EFFECTS for when in ("before", "after"))
 
@@ -220,7 +222,7 @@ class DomainHands(_Hands):
             case _:
                 await self._relay(step)
 
-    async def _relay(self, step: OpenRelay | PointRelay | UnpointRelay | CloseRelay) -> None:
+    async def _relay(self, step: OpenRelay | PointRelay | UnpointRelay | FollowDomain | CloseRelay) -> None:
         match step:
             case OpenRelay():
                 self._checkpoint("before-open-relay")
@@ -235,6 +237,10 @@ class DomainHands(_Hands):
                 self._checkpoint("before-unpoint-relay")
                 await self._relays.unpoint(step.domain, step.claim, step.reason)
                 self._checkpoint("after-unpoint-relay")
+            case FollowDomain():
+                self._checkpoint("before-follow-domain")
+                await self._relays.follow(step.domain, step.pid)
+                self._checkpoint("after-follow-domain")
             case CloseRelay():
                 self._checkpoint("before-close-relay")
                 await self._relays.close(step.domain)

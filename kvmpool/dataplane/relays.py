@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ class ProcessRelays:
         self._listen = listen
         self._group = guest_group
         self._program = program
+        self._watched: dict[DomainUuid, socket.socket] = {}  # relays that we are responsible for
 
     async def list(self) -> tuple[RelaySeen, ...]:
         """All that live, sorted by domain."""
@@ -49,6 +51,8 @@ class ProcessRelays:
             domain = DomainUuid(path.parent.name)
             if (who := lock.holder(path)) is not None:
                 found.append((domain, who))
+        for gone in self._watched.keys() - {domain for domain, _ in found}:
+            self._unwatch(gone)
         return tuple(await asyncio.gather(*(self._look(domain, who) for domain, who in found)))
 
     async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
@@ -94,18 +98,25 @@ class ProcessRelays:
             if who is not None and number is not None:
                 lock.send_signal(who, number)
             if await lock.wait_free(path, STOP_S):
+                self._unwatch(domain)
                 shutil.rmtree(path.parent, ignore_errors=True)
                 shutil.rmtree(self._guests / domain, ignore_errors=True)
                 return
         raise DeadlinePassed(f"relay of domain {domain} does not end although it was killed")
 
     async def follow(self, domain: DomainUuid, pid: int) -> None:
-        """Let the relay end by itself when process `pid` (the domain's QEMU) does, also while no kvmpoold runs."""
+        """See the port. The connection is held: so long the relay waits to be closed when the process has ended."""
+        who, path = f"relay of domain {domain}", self._path(domain, "relay.ctl")
         try:
-            started = lock.start_time(pid)
-        except FileNotFoundError as error:
+            held = await control.hold(path, who, f"FOLLOW {pid} {lock.start_time(pid)}", STATUS_S)
+        except (FileNotFoundError, ProcessLookupError, Refused) as error:
             raise Unreachable(f"relay of domain {domain}: process {pid} is not there to follow") from error
-        await self._ask(domain, f"FOLLOW {pid} {started}", STATUS_S)
+        self._unwatch(domain)
+        self._watched[domain] = held
+
+    def _unwatch(self, domain: DomainUuid) -> None:
+        if (held := self._watched.pop(domain, None)) is not None:
+            held.close()
 
     async def _ask(self, domain: DomainUuid, text: str, deadline_s: float) -> str:
         return await control.ask(self._path(domain, "relay.ctl"), f"relay of domain {domain}", text, deadline_s)
@@ -128,7 +139,7 @@ class ProcessRelays:
         seen = await control.status(self._path(domain, "relay.ctl"), f"relay of domain {domain}", STATUS_S)
         claims = seen.get("claims", {}).items()
         points = {name: Generation(claim["generation"]) for name, claim in claims if claim["state"] == "pointed"}
-        return RelaySeen(domain, str(seen["endpoint"]), who.pid, points, int(seen["sessions"]))
+        return RelaySeen(domain, str(seen["endpoint"]), who.pid, points, int(seen["sessions"]), int(seen["follows"]))
 
     async def _launch(self, domain: DomainUuid, name: str, claims: Sequence[str], where: str) -> None:
         log = self._path(domain, "relay.log")

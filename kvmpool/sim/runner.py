@@ -104,6 +104,7 @@ class Simulation:
         self.faulty = FaultyStore(wrap(MemoryStore(self.clock)), self.clock, Faults(), seed)
         self._order = order
         self.alive = False
+        self._daemons = 0
         self.points = 0  # checkpoints passed since the daemon started
         self.kill_at: Callable[[int, str], bool] = lambda count, point: False
         self._ledger = Ledger(self.faulty.inner, self.clock, self.host.name)
@@ -115,6 +116,7 @@ class Simulation:
         """A new daemon over whatever is left running. Nothing is remembered but what is in the store."""
         self._gate = Gate(self.faulty)
         self.alive, self.points = True, 0
+        self.host.daemon = self._daemons = self._daemons + 1
         where = (self._gate, self.clock, self.host.name)
         workers, relays = SimWorkers(self.world, self.host), SimRelays(self.world, self.host)
         cards, source = SimCards(self.world, self.host), SimHealthSource(self.host)
@@ -130,6 +132,7 @@ class Simulation:
         if not self.alive:
             return
         self.alive = False
+        self.host.daemon = 0
         self._gate.shut = True
         for loop in self._loops:
             await loop.close()
@@ -239,7 +242,7 @@ class Simulation:
         except KvmpoolError as error:
             return str(error)
         if qemu_starts:
-            domain.running = True
+            domain.running, domain.pid = True, self.world.next_qemu()
             self.domain.refresh()
         return ""
 

@@ -60,6 +60,7 @@ class SimDomain:
     name: str
     claims: tuple[ClaimSpec, ...]
     running: bool = False
+    pid: int = 0  # of its QEMU; 0: libvirt does not tell
     xml: str = ""  # as libvirt gives it to the hook
 
 
@@ -84,6 +85,8 @@ class SimRelay:
     endpoint: str
     pid: int
     points: dict[str, tuple[Generation, str]] = field(default_factory=dict)
+    follows: int = 0  # the QEMU with which it ends, unless the kvmpoold that said so is there to close it
+    watcher: int = 0
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class SimHost:
     name: HostName
     boot: int = 1
     libvirt_up: bool = True
+    daemon: int = 1  # which kvmpoold runs; 0: none
     cards: dict[CardId, SimCard] = field(default_factory=dict)
     domains: dict[DomainUuid, SimDomain] = field(default_factory=dict)
     workers: dict[tuple[ClaimKey, Generation], SimWorker] = field(default_factory=dict)
@@ -103,6 +107,10 @@ class SimHost:
     def boot_id(self) -> BootId:
         return BootId(f"{self.name}-boot-{self.boot}")
 
+    def runs(self, domain: DomainUuid, pid: int) -> bool:
+        found = self.domains.get(domain)
+        return found is not None and found.running and found.pid == pid
+
 
 class World:
     """All hosts and one virtual clock. `note` is called with a line for each real effect (for scenario logs)."""
@@ -112,14 +120,25 @@ class World:
         self.hosts: dict[HostName, SimHost] = {}
         self.note: Callable[[str], None] = lambda line: None
         self._pid = 100
+        self._qemu = 5000
         self._alarms: list[tuple[float, asyncio.Event]] = []
 
     def advance(self, seconds: float) -> None:
         """Let virtual time pass; whoever sleeps until then wakes at the next turn of the event loop."""
+        for host in self.hosts.values():
+            for domain in list(host.relays):
+                self._leave(host, domain)
         self.now += seconds
         for _, event in (a for a in self._alarms if a[0] <= self.now):
             event.set()
         self._alarms = [a for a in self._alarms if a[0] > self.now]
+
+    def _leave(self, host: SimHost, domain: DomainUuid) -> None:
+        """A relay whose QEMU is gone ends by itself where nobody is left who will close it."""
+        relay = host.relays[domain]
+        if relay.follows and relay.watcher != host.daemon and not host.runs(domain, relay.follows):
+            self.end_relay(host, domain)
+            self.note(f"{host.name}: relay of {host.domains[domain].name} ended with its QEMU")
 
     def at(self, when: float) -> asyncio.Event:
         """An event that is set once virtual time reaches `when`."""
@@ -143,6 +162,10 @@ class World:
     def next_pid(self) -> int:
         self._pid += 1
         return self._pid
+
+    def next_qemu(self) -> int:
+        self._qemu += 1
+        return self._qemu
 
     def end_worker(self, host: SimHost, key: tuple[ClaimKey, Generation]) -> None:
         """A worker process is gone: so is whatever it held."""
@@ -211,7 +234,14 @@ class SimHypervisor:
         if not self._host.libvirt_up:
             raise Unreachable(f"libvirtd on {self._host.name} does not answer")
         seen = [
-            DomainSeen(d.uuid, d.name, d.running, d.claims, state="running" if d.running else "shut off")
+            DomainSeen(
+                d.uuid,
+                d.name,
+                d.running,
+                d.claims,
+                state="running" if d.running else "shut off",
+                pid=d.pid if d.running else 0,
+            )
             for d in self._host.domains.values()
         ]
         return tuple(sorted(seen, key=lambda d: d.name))
@@ -330,18 +360,14 @@ class SimRelays:
         self._world, self._host = world, host
 
     async def list(self) -> tuple[RelaySeen, ...]:
-        return tuple(
-            RelaySeen(uuid, r.endpoint, r.pid, {claim: g for claim, (g, _) in r.points.items()})
-            for uuid, r in sorted(self._host.relays.items())
-        )
+        return tuple(self._seen(uuid, relay) for uuid, relay in sorted(self._host.relays.items()))
 
     async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
         if domain not in self._host.relays:
             pid = self._world.next_pid()
             self._host.relays[domain] = SimRelay(endpoint or f"tcp:10.77.0.1:{20000 + pid}", pid)
             self._world.note(f"{self._host.name}: relay of {domain_name} listens")
-        relay = self._host.relays[domain]
-        return RelaySeen(domain, relay.endpoint, relay.pid, {c: g for c, (g, _) in relay.points.items()})
+        return self._seen(domain, self._host.relays[domain])
 
     async def point(self, domain: DomainUuid, claim: str, generation: Generation, worker: str, memory_mib: int) -> None:
         if domain not in self._host.relays:
@@ -353,5 +379,16 @@ class SimRelays:
         if domain in self._host.relays:
             self._world.point(self._host, domain, claim, None)
 
+    async def follow(self, domain: DomainUuid, pid: int) -> None:
+        if domain not in self._host.relays or not self._host.runs(domain, pid):
+            raise Unreachable(f"domain {domain}: no relay here, or no process {pid} to follow")
+        relay = self._host.relays[domain]
+        relay.follows, relay.watcher = pid, self._host.daemon
+
     async def close(self, domain: DomainUuid) -> None:
         self._world.end_relay(self._host, domain)
+
+    def _seen(self, domain: DomainUuid, relay: SimRelay) -> RelaySeen:
+        points = {claim: generation for claim, (generation, _) in relay.points.items()}
+        follows = relay.follows if relay.watcher == self._host.daemon else 0
+        return RelaySeen(domain, relay.endpoint, relay.pid, points, follows=follows)

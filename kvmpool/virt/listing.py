@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import libvirt
 
 from kvmpool.core.model import ClaimSpec, DomainSeen, DomainUuid
@@ -9,6 +11,7 @@ from kvmpool.errors import ClaimInvalid
 from kvmpool.virt.domain_xml import cid_of, claims_of
 
 _MARK = "urn:kvmpool:"  # what a domain of ours has in its XML, and hardly any other
+QEMU_PIDS = Path("/run/libvirt/qemu")  # <name>.pid of each domain that libvirtd started on this host
 _NO_ID = -1  # of a domain that has no QEMU
 
 _STATES = {
@@ -44,12 +47,28 @@ def _domain(domain: libvirt.virDomain, state: int) -> DomainSeen:
             claims, cid = claims_of(xml).claims, cid_of(xml)
     except ClaimInvalid as error:
         fault = str(error)
+    uuid, name, running = DomainUuid(domain.UUIDString().lower()), domain.name(), domain.ID() != _NO_ID
     return DomainSeen(
-        uuid=DomainUuid(domain.UUIDString().lower()),
-        name=domain.name(),
-        running=domain.ID() != _NO_ID,
+        uuid=uuid,
+        name=name,
+        running=running,
         claims=claims,
         claims_error=fault,
         state=_STATES.get(state, f"state {state}"),
+        pid=qemu_pid(name, uuid) if running and _MARK in xml else 0,
         cid=cid,
     )
+
+
+def qemu_pid(name: str, uuid: DomainUuid, folder: Path = QEMU_PIDS, proc: Path = Path("/proc")) -> int:
+    """The process of a running domain of this host; 0 where that is not certain.
+
+    libvirt's API does not tell it. Its pid file does, of a QEMU that may have ended since: the process must be one that
+    was started for this very domain (`-uuid` in QEMU's command line, src/qemu/qemu_command.c).
+    """
+    try:
+        pid = int((folder / f"{name}.pid").read_text())
+        words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return 0
+    return pid if (b"-uuid", uuid.encode()) in zip(words, words[1:], strict=False) else 0

@@ -12,6 +12,7 @@ from kvmpool.core.model import (
     CloseRelay,
     DomainSeen,
     DomainStep,
+    FollowDomain,
     Generation,
     MarkStarted,
     Mode,
@@ -97,7 +98,7 @@ def test_an_attempt_of_another_boot_needs_no_list_of_domains() -> None:
 
 
 def test_an_attempt_without_claims_is_withdrawn_too() -> None:
-    assert steps(claims=(), bindings=(), relays=(), domains=()) == (Withdraw(UUID, "vm0", (), GONE.reason),)
+    assert steps(claims=(), bindings=(), relays=(), domains=())[0] == Withdraw(UUID, "vm0", (), GONE.reason)
 
 
 def test_a_running_domain_without_rows_gets_nothing() -> None:
@@ -176,6 +177,27 @@ def test_a_passthrough_claim_needs_no_relay() -> None:
     assert steps(claims=(direct,), bindings=(), relays=()) == ()
 
 
+def test_what_a_relay_left_that_died_is_removed_with_its_domains_rows() -> None:
+    assert steps(domains=(), relays=()) == (GONE, CloseRelay(UUID, GONE.reason))
+
+
+def test_a_running_domains_relay_is_told_once_to_end_with_its_qemu() -> None:
+    seen = replace(RUNNING, pid=4711)
+    assert steps(domains=(seen,)) == (FollowDomain(UUID, 4711),)
+    assert steps(domains=(seen,), relays=(replace(POINTED, follows=4711),)) == ()
+    assert steps(domains=(seen,), relays=(replace(POINTED, follows=99),)) == (FollowDomain(UUID, 4711),)
+    assert [type(step) for step in steps(domains=(seen,), claims=(VM,), relays=(NOWHERE,))] == [
+        PointRelay, RecordPointed, FollowDomain,
+    ]  # fmt: skip
+
+
+def test_nobody_is_followed_whose_process_or_relay_is_not_known() -> None:
+    assert steps(relays=(replace(POINTED, follows=99),)) == ()  # the list does not say: it stays as it is
+    assert FollowDomain not in map(type, steps(domains=(replace(RUNNING, pid=4711),), relays=()))
+    assert steps(domains=(replace(OFF, pid=4711),), attempts=(OPEN,), domains_at=59.0) == ()
+    assert steps(domains=None) == ()
+
+
 def test_while_relays_cannot_be_listed_none_is_touched_and_domains_are_still_withdrawn() -> None:
     assert steps(relays=None, bindings=()) == ()
     assert steps(relays=None, domains=()) == (GONE,)
@@ -184,4 +206,5 @@ def test_while_relays_cannot_be_listed_none_is_touched_and_domains_are_still_wit
 def test_domains_are_independent_and_come_in_order() -> None:
     other = claim(1)
     found = steps(claims=(other, SERVED), attempts=(STARTED,), relays=(POINTED,), domains=(OFF,))
-    assert [type(step) for step in found] == [Withdraw, CloseRelay, Withdraw]
+    assert [type(step) for step in found] == [Withdraw, CloseRelay, Withdraw, CloseRelay]
+    assert [getattr(step, "domain", None) for step in found[1:]] == [UUID, other.key.domain, other.key.domain]

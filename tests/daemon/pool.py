@@ -71,6 +71,7 @@ class Pool:
         self.start()
 
     def start(self) -> None:
+        self.host.daemon += 1
         where = (self.store, self.clock, self.host.name)
         at = self.checkpoint
         workers, relays = SimWorkers(self.world, self.host), SimRelays(self.world, self.host)
@@ -122,7 +123,7 @@ class Pool:
     async def start_domain(self, spec: ClaimSpec = VGPU, domain: DomainUuid = VM0, name: str = "vm0") -> None:
         await self.prepare(spec, domain, name)
         await self.settle()
-        self.host.domains[domain] = SimDomain(domain, name, (spec,), running=True)
+        self.host.domains[domain] = SimDomain(domain, name, (spec,), True, self.world.next_qemu())
         self.domain.refresh()
         await self.settle()
 

@@ -29,6 +29,7 @@ _ELSEWHERE = {
     "trip-breaker",
     "forget-events",
     "report-broken",
+    "follow-domain",
     "close-relay",
     "withdraw",
     "mark-started",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from kvmpool.core.model import DomainUuid
+from kvmpool.core.model import DomainSeen, DomainUuid, Generation
+from kvmpool.daemon.vsock import VsockDomains
 from kvmpool.dataplane import lock
 from kvmpool.dataplane.acceptor import Acceptor
+from kvmpool.dataplane.relays import ProcessRelays
 from kvmpool.errors import Unreachable
 from tests.dataplane.plane import UUID, Plane
 
@@ -65,6 +67,40 @@ def test_the_reserved_cids_are_nobodys(plane: Plane, acceptor: Acceptor) -> None
     asyncio.run(acceptor.start())
     acceptor.publish({0: OTHER, 1: OTHER, 2: OTHER, 3: OTHER})
     assert {path.name for path in (plane.folder / "cids").iterdir()} == {"3", "acceptor.lock", "acceptor.log"}
+
+
+class _Libvirt:
+    def __init__(self, *cids: int) -> None:
+        self.cids = cids
+
+    async def domains(self) -> tuple[DomainSeen, ...]:
+        return tuple(DomainSeen(DomainUuid(UUID), "vm0", True, pid=4711, cid=cid) for cid in self.cids)
+
+    async def wakeups(self) -> AsyncIterator[str]:
+        yield "started"
+
+    async def close(self) -> None:
+        return None
+
+
+def test_a_guest_comes_in_by_the_cid_that_libvirt_lists_now(plane: Plane, acceptor: Acceptor) -> None:
+    """kvmpoold's own parts around it: the map kept from the list, a relay opened for passed sockets."""
+    program = plane.programs / "kvmpool-relay"
+    relays = ProcessRelays(plane.folder / "relays", plane.folder / "guests", listen="vsock", program=program)
+    libvirt = _Libvirt()
+    port = VsockDomains(libvirt, acceptor)
+    plane.worker()
+    seen = asyncio.run(relays.open(DomainUuid(UUID), "vm0", ["gpu0"], ""))
+    try:
+        assert seen.endpoint == "vsock:2:9960" == (plane.folder / "guests" / UUID / "endpoint").read_text()
+        asyncio.run(relays.point(DomainUuid(UUID), "gpu0", Generation(1), f"unix:{plane.worker_socket()}", 64))
+        plane.endpoint = f"unix:{plane.folder}/vsock"
+        for cids, comes_in in (((), False), ((8,), False), ((7,), True), ((), False), ((7,), True)):
+            libvirt.cids = cids
+            asyncio.run(port.domains())
+            assert served(plane) is comes_in
+    finally:
+        asyncio.run(relays.close(DomainUuid(UUID)))
 
 
 def test_a_killed_acceptor_is_started_again_and_its_guests_were_not_disturbed(plane: Plane, acceptor: Acceptor) -> None:

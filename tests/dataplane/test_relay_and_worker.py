@@ -291,7 +291,7 @@ def test_a_relay_that_follows_a_process_ends_with_it(plane: Plane) -> None:
     with open(f"/proc/{domain.pid}/stat") as stat:
         start_time = stat.read().rsplit(")", 1)[1].split()[19]
     assert plane.tell_relay(f"FOLLOW {domain.pid} 1").startswith("ERROR")
-    assert plane.tell_relay(f"FOLLOW {domain.pid} {start_time}") == "OK"
+    assert plane.tell_relay(f"FOLLOW {domain.pid} {start_time}") == "OK"  # and hangs up: nobody watches
     assert relay.poll() is None
     domain.kill()
     domain.wait()

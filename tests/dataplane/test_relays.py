@@ -198,11 +198,37 @@ def test_a_relay_that_hangs_is_closed_all_the_same(plane: Plane, relays: Process
     asyncio.run(story())
 
 
+def test_a_relay_whose_domain_ended_waits_for_who_watches_it_and_serves_the_next_life(
+    plane: Plane, relays: ProcessRelays
+) -> None:
+    async def story() -> None:
+        await relays.open(DOMAIN, "vm0", ["gpu0"], "")
+        for _ in range(2):
+            domain = await asyncio.create_subprocess_exec("sleep", "60")
+            await relays.follow(DOMAIN, domain.pid)
+            assert (await relays.list())[0].follows == domain.pid
+            domain.kill()
+            await domain.wait()
+            await asyncio.sleep(0.3)
+            assert (await relays.list())[0].follows == domain.pid  # known: no reason to follow it anew
+        with pytest.raises(Unreachable, match="is not there to follow"):
+            await relays.follow(DOMAIN, domain.pid)
+        relays._unwatch(DOMAIN)
+        assert await lock.wait_free(plane.folder / "relays" / UUID / "relay.lock", 1.0)
+
+    asyncio.run(story())
+
+
 def test_a_relay_follows_its_domains_process_without_anybody(plane: Plane, relays: ProcessRelays) -> None:
     async def story() -> None:
         await relays.open(DOMAIN, "vm0", ["gpu0"], "")
         domain = await asyncio.create_subprocess_exec("sleep", "60")
         await relays.follow(DOMAIN, domain.pid)
+        (seen,) = await relays.list()
+        assert seen.follows == domain.pid
+        relays._unwatch(DOMAIN)  # as a kvmpoold that ends does
+        (seen,) = await relays.list()
+        assert seen.follows == 0
         domain.kill()
         await domain.wait()
         assert await lock.wait_free(plane.folder / "relays" / UUID / "relay.lock", 1.0)

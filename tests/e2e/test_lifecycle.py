@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,37 @@ def test_a_guest_that_ended_while_kvmpoold_was_dead_is_released_at_its_return(po
         pool.host.virsh("destroy", "vm0")
     until(lambda: not pool.bindings(), 5.0, "the binding of a dead guest is still there")
     assert not pool.processes("kvmpool-worker")
+
+
+@pytest.mark.parametrize("end", [_destroyed, _killed])
+def test_without_kvmpoold_worker_and_relay_end_with_the_guest(pool: Pool, end: Callable[[Pool], None]) -> None:
+    pool.start(vm(memory_mib=16), firmware=True)
+    before = pool.ready_binding()
+    until(lambda: _followed(pool) == pool.processes("qemu-system-x86_64"), 5.0, "the relay does not follow QEMU")
+    with pool.without_kvmpoold():
+        end(pool)
+        until(lambda: not pool.processes("qemu-system-x86_64"), 5.0, "QEMU did not end")
+        until(lambda: not pool.processes("kvmpool-worker"), _RELEASED_S, "the worker is still there")
+        until(lambda: not pool.processes("kvmpool-relay"), _RELEASED_S, "the relay is still there")
+        assert all(card.used_bytes == 0 for card in pool.lab.status().cards)
+    until(lambda: not pool.bindings(), 5.0, "the binding of a dead guest is still there")
+    until(lambda: not _left(pool), 5.0, "files of a relay are left")
+    pool.start(vm(memory_mib=16), firmware=True)
+    assert pool.ready_binding()["generation"] > before["generation"]
+
+
+def _followed(pool: Pool) -> list[int]:
+    """The processes, by their pids outside, that relays hold a pidfd of."""
+    found = []
+    for relay in pool.processes("kvmpool-relay"):
+        for info in Path(f"/proc/{relay}/fdinfo").iterdir():
+            found += [int(pid) for pid in re.findall(r"^Pid:\s+(\d+)$", info.read_text(), re.MULTILINE)]
+    return found
+
+
+def _left(pool: Pool) -> list[Path]:
+    folders = [pool.host.outside(f"/run/kvmpool/{name}") for name in ("relays", "guests")]
+    return [path for folder in folders if folder.exists() for path in folder.iterdir()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

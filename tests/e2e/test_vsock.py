@@ -76,7 +76,7 @@ def _boot(image: Path, initrd: Path) -> str:
     qemu = shutil.which("qemu-system-x86_64")
     assert qemu
     machine = ["-accel", "tcg", "-M", "q35", "-cpu", "qemu64", "-m", "512", "-nodefaults", "-display", "none"]
-    boot = ["-kernel", image, "-initrd", initrd, "-append", f"{guests.COMMAND_LINE} rdinit=/vsock_init"]
+    boot = ["-kernel", str(image), "-initrd", str(initrd), "-append", f"{guests.COMMAND_LINE} rdinit=/vsock_init"]
     words = [qemu, *machine, "-no-reboot", "-serial", "stdio", *boot]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BOOT_S, check=False)
     return done.stdout.decode(errors="replace").replace("\r\n", "\n") + done.stderr.decode(errors="replace")

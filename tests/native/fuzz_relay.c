@@ -37,6 +37,11 @@ int relay_follow(struct relay *relay, uint64_t pid, uint64_t start_time)
     return -ESRCH;
 }
 
+void relay_unwatched(struct relay *relay)
+{
+    relay->watcher = NULL;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void start_once(void)

@@ -50,7 +50,19 @@ static void on_followed(struct kp_watch *watch, uint32_t events)
 {
     (void)events;
     kp_loop_drop(&the_relay.loop, watch);
-    relay_end(&the_relay, "its domain's process ended");
+    kp_log(KP_INFO, "its domain's process %llu ended", (unsigned long long)the_relay.followed_pid);
+    the_relay.orphaned = 1;
+    relay_guests_cut(&the_relay, NULL);
+    if (!the_relay.watcher)
+        relay_unwatched(&the_relay);
+}
+
+/* A kvmpoold that lives withdraws the domain first, and then closes its relay: otherwise its workers seem to have broken. */
+void relay_unwatched(struct relay *relay)
+{
+    relay->watcher = NULL;
+    if (relay->orphaned)
+        relay_end(relay, "its domain's process ended");
 }
 
 int relay_follow(struct relay *relay, uint64_t pid, uint64_t start_time)
@@ -69,6 +81,8 @@ int relay_follow(struct relay *relay, uint64_t pid, uint64_t start_time)
     rc = kp_loop_watch(&relay->loop, &relay->followed, EPOLLIN);
     if (rc)
         kp_loop_drop(&relay->loop, &relay->followed);
+    relay->followed_pid = rc ? 0 : pid;
+    relay->orphaned = 0; /* the domain has started again already */
     return rc;
 }
 

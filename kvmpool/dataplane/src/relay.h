@@ -71,6 +71,9 @@ struct relay {
     struct relay_options options;
     struct kp_loop loop;
     struct kp_watch listener, signals, followed;
+    uint64_t followed_pid;         /* the domain's QEMU, also when it has ended; 0: none is known */
+    int orphaned;                  /* its QEMU has ended: it ends too as soon as nobody watches */
+    struct relay_control *watcher; /* the kvmpoold that said FOLLOW and still holds that connection; it may close this relay */
     struct relay_claim claims[RELAY_CLAIMS];
     struct relay_guest guests[RELAY_GUESTS];
     struct relay_control controls[RELAY_CONTROLS];
@@ -117,6 +120,7 @@ int relay_control_listen(struct relay *relay, const char *path);
 /* relay.c: begins the end; the loop leaves after the current turn. */
 void relay_end(struct relay *relay, const char *reason);
 int relay_follow(struct relay *relay, uint64_t pid, uint64_t start_time);
+void relay_unwatched(struct relay *relay); /* the watcher has gone, or there was none */
 
 extern struct relay the_relay; /* a watch knows its own place in it only */
 

@@ -14,6 +14,8 @@ static void drop(struct relay *relay, struct relay_control *control)
 {
     relay_claims_forget_asker(relay, control);
     kp_loop_drop(&relay->loop, &control->watch);
+    if (control == relay->watcher)
+        relay_unwatched(relay);
 }
 
 static void report_claims(struct relay *relay, struct kp_json *json)
@@ -64,7 +66,7 @@ static void do_status(struct relay *relay, struct relay_control *control)
     kp_json_number(&json, "unserved", relay->refused_unserved);
     kp_json_number(&json, "full", relay->refused_full);
     kp_json_object_end(&json);
-    kp_json_bool(&json, "follows", relay->followed.fd >= 0);
+    kp_json_number(&json, "follows", relay->watcher ? relay->followed_pid : 0); /* unwatched, it wants a new watcher */
     kp_json_object_end(&json);
     length = kp_json_end(&json);
     if (length < 0)
@@ -108,7 +110,8 @@ static void do_claim(struct relay *relay, struct relay_control *control)
                        RELAY_CLAIMS);
 }
 
-/* "FOLLOW pid start-time": end with that process, even when nobody is left to say so. */
+/* "FOLLOW pid start-time": end with that process, once nobody is left to say so: who asks watches for as long as it holds this
+ * connection. */
 static void do_follow(struct relay *relay, struct relay_control *control)
 {
     uint64_t pid, start_time;
@@ -120,6 +123,8 @@ static void do_follow(struct relay *relay, struct relay_control *control)
         kp_control_say(control->watch.fd, "ERROR process %s is not there: %s", message.word[1], strerror(-rc));
     else
         kp_control_say(control->watch.fd, "OK");
+    if (!rc)
+        relay->watcher = control;
 }
 
 static void do_close(struct relay *relay, struct relay_control *control)
@@ -178,12 +183,12 @@ out:
 
 static struct relay_control *place_for_control(struct relay *relay)
 {
-    struct relay_control *oldest = &relay->controls[0];
+    struct relay_control *oldest = NULL;
 
     for (unsigned i = 0; i < RELAY_CONTROLS; i++) {
         if (relay->controls[i].watch.fd < 0)
             return &relay->controls[i];
-        if (relay->controls[i].heard_ms < oldest->heard_ms)
+        if (&relay->controls[i] != relay->watcher && (!oldest || relay->controls[i].heard_ms < oldest->heard_ms))
             oldest = &relay->controls[i];
     }
     drop(relay, oldest);

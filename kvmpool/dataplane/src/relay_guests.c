@@ -183,7 +183,7 @@ void relay_guest_admit(struct relay *relay, int fd, const char *peer, int truste
     struct relay_guest *guest = place_for_guest(relay);
 
     relay->accepted++;
-    if (!guest) {
+    if (!guest || (trusted && relay->orphaned)) { /* the CID of a guest that has ended is another's by now */
         relay->refused_full++;
         close(fd);
         return;
