@@ -190,7 +190,7 @@ def test_a_log_that_cannot_be_opened_is_unreachable(tmp_path: Path) -> None:
         asyncio.run(first(tmp_path))
 
 
-@pytest.mark.not_in_ci
+@pytest.mark.not_in_ci("a container has no kernel log to read and write")
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="/dev/kmsg cannot be read and written here")
 def test_the_real_kernel_log_gives_whole_records_and_a_users_line_is_no_xid() -> None:
     async def story() -> None:

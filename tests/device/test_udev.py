@@ -41,7 +41,7 @@ def _a_device() -> Path | None:
     return found[0] / "uevent" if found and os.access(found[0] / "uevent", os.W_OK) else None
 
 
-@pytest.mark.not_in_ci
+@pytest.mark.not_in_ci("a container may not trigger events of PCI devices")
 @pytest.mark.skipif(_a_device() is None, reason="no PCI device here whose uevent could be triggered")
 def test_the_kernels_events_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A harmless `change` of a real device, of which only the kind is made up."""
