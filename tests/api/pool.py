@@ -15,6 +15,7 @@ from kvmpool.daemon.ledger import Ledger
 from kvmpool.daemon.seen import SeenDomains, SeenWorkers
 from kvmpool.daemon.wake import follow
 from kvmpool.errors import NotFound
+from kvmpool.sim.processes import SimProcesses
 from kvmpool.sim.world import (
     SimCards,
     SimClock,
@@ -46,7 +47,7 @@ ONE = xml('name="gpu0" mode="vgpu" memory="4096"')
 class Pool:
     """One simulated host, its three loops running, and the hook's side of it."""
 
-    def __init__(self, cards: int = 2, settings: Settings = SETTINGS) -> None:
+    def __init__(self, cards: int = 2, settings: Settings = SETTINGS, processes: SimProcesses | None = None) -> None:
         self.world = World()
         self.host = self.world.add_host("h0", cards)
         self.clock = SimClock(self.world, self.host)
@@ -62,7 +63,7 @@ class Pool:
         relays = SimRelays(self.world, self.host)
         self.hypervisor = SimHypervisor(self.host)
         self.seen_domains = SeenDomains(self.hypervisor)
-        self.domain = DomainLoop(self.store, self.clock, name, self.seen_domains, relays)
+        self.domain = DomainLoop(self.store, self.clock, name, self.seen_domains, relays, processes=processes)
         self.hooks = Hooks(self.store, self.ledger, self.clock, settings, self._wake)
         self.resources = Resources(
             self.store, self.ledger, "memory", self.clock, settings, self, _Metadata(self), self._wake
@@ -147,7 +148,7 @@ class _Metadata:
         raise NotFound(f"no domain {domain}")
 
 
-def run(story: Callable[[Pool], Awaitable[None]], **options: int | Settings) -> None:
+def run(story: Callable[[Pool], Awaitable[None]], **options: int | Settings | SimProcesses) -> None:
     async def told() -> None:
         async with Pool(**options) as pool:  # type: ignore[arg-type]
             await pool.until(lambda rows: len(rows.cards) == len(pool.host.cards))

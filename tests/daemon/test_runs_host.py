@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from kvmpool.lab import images
+from kvmpool.native import native
 from tests.daemon.host import RealHost
 
 pytestmark = pytest.mark.native
@@ -235,6 +238,75 @@ def test_a_run_whose_card_dies_goes_on_with_another(doomed: RealHost, programs: 
 
 def _serves_again(host: RealHost, generation: int) -> bool:
     return any(b["sessions"] and b["generation"] > generation for b in host.get("/bindings"))
+
+
+def test_a_program_in_namespaces_of_its_own_is_served(host: RealHost, programs: Path) -> None:
+    """As a container's is: another network, other pids; the socket is a file that it is shown."""
+    own = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--ipc", "--uts"]
+    code, out, err = run(host, "--", *own, programs / "vectorAdd")
+    assert (code, "PASS" in out) == (0, True), err
+    nothing_is_left(host)
+
+
+# Python itself may be where no other user can read: everything is imported before root's rights are dropped.
+_AS_NOBODY = """
+import encodings.idna, os, sys
+from pathlib import Path
+import kvmpool.cli.run as run
+from kvmpool.cli.main import main
+run.native = lambda name: Path(sys.argv[1])
+os.setgroups([]); os.setgid({gid}); os.setuid({uid})
+main(["run", "--memory", "512MiB", "--", *sys.argv[2:]])
+"""
+
+
+def test_a_user_of_the_apis_group_reaches_its_own_run_and_no_other(programs: Path, short_dir: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    host = RealHost(short_dir)
+    group = grp.getgrgid(nobody.pw_gid).gr_name
+    host.file.write_text(host.file.read_text().replace('group = "root"', f'group = "{group}"'))
+    short_dir.chmod(0o755)
+    shutil.copytree(programs, short_dir / "programs")
+    (short_dir / "programs").chmod(0o755)
+    shim = short_dir / "libraries" / "libcuda.so.1"
+    shim.parent.mkdir()
+    shutil.copy(native("shim"), shim)
+    script = _AS_NOBODY.format(uid=nobody.pw_uid, gid=nobody.pw_gid)
+    command = [sys.executable, "-c", script, str(shim)]
+    with host:
+        host.until(host.healthy, "the cards are not healthy")
+        done = subprocess.run(
+            [*command, short_dir / "programs/vectorAdd"],
+            env=environment(host),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, "PASS" in done.stdout) == (0, True), done.stderr
+        host.until(lambda: released(host), "the claim is not released")
+        other = start(host, "--", "sleep", "60")
+        host.until(lambda: [c["state"] for c in host.get("/claims")] == ["served"], "it is not served")
+        socket = host.get("/claims")[0]["endpoint"].removeprefix("unix:")
+        assert Path(socket).is_socket()
+        look = f"import socket; socket.socket(socket.AF_UNIX).connect({socket!r})"
+        intruder = f"import os, socket; os.setgroups([]); os.setgid(65533); os.setuid({nobody.pw_uid}); {look}"
+        refused = subprocess.run([sys.executable, "-c", intruder], capture_output=True, text=True)
+        assert "PermissionError" in refused.stderr
+        other.kill()
+        other.communicate()
+        host.until(lambda: released(host), "the claim is not released")
+
+
+def test_kvmpoold_killed_while_it_is_asked_leaves_nothing(doomed: RealHost) -> None:
+    assert doomed.daemon is not None
+    doomed.daemon.send_signal(signal.SIGSTOP)
+    process = start(doomed, "--", "true")
+    time.sleep(1)
+    doomed.end(signal.SIGKILL)
+    code, _, err = finished(process)
+    assert (code, len(err.splitlines())) == (6, 1)
+    doomed.start()
+    nothing_is_left(doomed)
 
 
 def test_no_capacity_is_4_with_each_cards_reason_and_leaves_nothing(host: RealHost) -> None:
