@@ -198,6 +198,16 @@ def test_a_relay_that_hangs_is_closed_all_the_same(plane: Plane, relays: Process
     asyncio.run(story())
 
 
+def test_closing_a_relay_that_has_died_removes_what_it_left(plane: Plane, relays: ProcessRelays) -> None:
+    seen = asyncio.run(relays.open(DOMAIN, "vm0", ["gpu0"], ""))
+    os.kill(seen.pid, signal.SIGKILL)
+    wait_until(lambda: asyncio.run(relays.list()) == ())
+    assert guest_file(plane, "token").exists()
+    asyncio.run(relays.close(DOMAIN))
+    assert not (plane.folder / "relays" / UUID).exists()
+    assert not guest_file(plane, "token").parent.exists()
+
+
 def test_a_relay_whose_domain_ended_waits_for_who_watches_it_and_serves_the_next_life(
     plane: Plane, relays: ProcessRelays
 ) -> None:
