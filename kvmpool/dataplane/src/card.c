@@ -107,7 +107,7 @@ static int listen_for(int fd, unsigned deadline_ms, char *word)
     return strcmp(word, "opens") ? -ENODEV : 0;
 }
 
-int kp_card_check(const char *card, unsigned deadline_ms, char word[KP_CARD_WORD_MAX])
+int kp_card_check(const struct kp_confine *confine, const char *card, unsigned deadline_ms, char word[KP_CARD_WORD_MAX])
 {
     pid_t parent = getpid(), pid;
     int pipe_fds[2], rc;
@@ -125,7 +125,11 @@ int kp_card_check(const char *card, unsigned deadline_ms, char word[KP_CARD_WORD
             _exit(1);
         if (dup2(pipe_fds[1], 3) < 0 || close_range(4, ~0U, 0)) /* above all the lock: this child stands for no session */
             _exit(1);
-        open_card(card, line);
+        rc = kp_confine_enter(confine, -1);
+        if (rc)
+            snprintf(line, sizeof(line), "a session cannot be confined: %s", strerror(-rc));
+        else
+            open_card(card, line);
         _exit(write(3, line, strlen(line)) < 0);
     }
     close(pipe_fds[1]);

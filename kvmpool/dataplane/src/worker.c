@@ -74,7 +74,7 @@ static int check_card(void)
 {
     char word[KP_CARD_WORD_MAX] = "";
 
-    if (!kp_card_check(worker.options.card, (unsigned)worker.options.card_deadline_ms, word))
+    if (!kp_card_check(&worker.options.confine, worker.options.card, (unsigned)worker.options.card_deadline_ms, word))
         return 0;
     kp_log(KP_ERROR, "card %s does not open: %s", worker.options.card, word);
     tell_starter("card", word);
@@ -182,6 +182,9 @@ int main(int argc, char **argv)
     if (worker.lock_fd < 0)
         return fail("the lock", worker.lock_fd);
     setenv("CUDA_VISIBLE_DEVICES", options->card, 1);
+    rc = kp_confine_prepare(&worker.options.confine);
+    if (rc)
+        return fail("the user of its sessions", rc);
     rc = check_card();
     if (rc)
         return rc;

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "account.h"
+#include "confine.h"
 #include "control.h"
 #include "json.h"
 #include "log.h"
@@ -25,6 +26,7 @@ struct worker_options {
     uint64_t generation, memory_mib, compute_percent, card_deadline_ms;
     int ready_fd; /* -1, or where "ready" or "card <why>" is written once */
     int detach;
+    struct kp_confine confine;
 };
 
 struct worker_session {

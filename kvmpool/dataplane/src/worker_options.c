@@ -64,6 +64,10 @@ int worker_options_read(struct worker_options *options, int argc, char **argv)
         { "virtual-pci", KP_TEXT, 1, options->virtual_pci, sizeof(options->virtual_pci), NULL },
         { "card-deadline-ms", KP_NUMBER, 0, &options->card_deadline_ms, 600000, NULL },
         { "ready-fd", KP_NUMBER, 0, &ready_fd, 1 << 16, NULL },
+        { "user", KP_NAME, 0, options->confine.user, sizeof(options->confine.user), NULL },
+        { "session-memory-mib", KP_NUMBER, 0, &options->confine.memory_mib, KP_ACCOUNT_LIMIT_MAX >> 20, NULL },
+        { "session-tasks", KP_NUMBER, 0, &options->confine.tasks, 1 << 20, NULL },
+        { "session-cpus", KP_NUMBER, 0, &options->confine.cpus, 1 << 16, NULL },
         { "detach", KP_FLAG, 0, &options->detach, 0, NULL },
     };
 

@@ -51,6 +51,7 @@ static void do_status(struct worker *worker, struct worker_peer *peer)
     kp_json_number(&json, "full", worker->refused_full);
     kp_json_number(&json, "peer", worker->refused_peer);
     kp_json_object_end(&json);
+    kp_confine_report(&worker->options.confine, &json);
     worker_sessions_report(worker, &json);
     kp_json_object_end(&json);
     length = kp_json_end(&json);

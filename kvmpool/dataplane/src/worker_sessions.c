@@ -25,19 +25,33 @@ static void close_all_but(int a, int b)
     close_range(high + 1, ~0U, 0);
 }
 
+/* In the child: dies with the parent; -ESRCH where that has ended before. */
+static int die_with(pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return getppid() == parent ? 0 : -ESRCH;
+}
+
 static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, int guest_fd, const struct kp_hello *hello)
 {
     struct kp_session session = worker->shared;
     sigset_t none;
     int rc;
 
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* it ended before the line above */
+    if (die_with(parent))
         _exit(1);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     close_all_but(guest_fd, worker->lock_fd);
     session.slot = slot;
+    rc = kp_confine_enter(&worker->options.confine, (int)slot);
+    if (rc) {
+        kp_log(KP_ERROR, "session refused: it cannot be confined: %s", strerror(-rc));
+        kp_refuse(guest_fd, -EPERM, "%s: the host cannot confine its process", worker->label);
+        _exit(1);
+    }
+    if (die_with(parent)) /* another user is another parent's death signal: it was cleared */
+        _exit(1);
     rc = kp_session_run(&session, guest_fd, hello);
     _exit(rc ? 1 : 0);
 }
@@ -93,6 +107,7 @@ static void end_of_session(struct worker *worker, unsigned slot, int status)
     kp_log_rated(&worker->rate, crashed && !worker->ending_since_ms ? KP_WARNING : KP_INFO,
                  "session %u (pid %d) ended: %s %d; %llu bytes given back", slot, (int)session->pid,
                  crashed ? "signal" : "exit", crashed ? WTERMSIG(status) : WEXITSTATUS(status), (unsigned long long)bytes);
+    kp_confine_clear(&worker->options.confine, slot);
     *session = (struct worker_session){ .guest_fd = -1 };
 }
 
