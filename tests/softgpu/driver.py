@@ -1,7 +1,7 @@
 """Runs C programs against softgpu's libcuda.so.1, found by its soname, in processes of their own.
 
 KVMPOOL_SOFTGPU_LIBRARIES names another folder with the libraries (a sanitizer build), KVMPOOL_TEST_CFLAGS the flags
-that the programs then need, e.g. "-fsanitize=address,undefined".
+that the programs then need, e.g. "-fsanitize=address,undefined", KVMPOOL_TEST_PRELOAD what Python needs to load it.
 """
 
 from __future__ import annotations
@@ -111,6 +111,12 @@ def environment(root: Path, **more: str) -> dict[str, str]:
     """As the lab sets it: no LD_PRELOAD."""
     kept = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")}
     return {**kept, "LD_LIBRARY_PATH": str(libraries()), "KVMPOOL_SOFTGPU": str(root), **more}
+
+
+def python_environment(root: Path) -> dict[str, str]:
+    """As `environment`, and with the runtime of a sanitizer where one is under test: Python was not built with it."""
+    runtime = os.environ.get("KVMPOOL_TEST_PRELOAD")
+    return environment(root, **({"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"} if runtime else {}))
 
 
 class Case:

@@ -1,4 +1,4 @@
-"""The driver's cases again, with libcuda.so.1 and the programs built with ASan and UBSan."""
+"""The driver's and NVML's cases again, with both libraries and the programs built with ASan and UBSan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from tests.softgpu.driver import REPO
 pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLAGS = "-fsanitize=address,undefined"
-TESTS = ("tests/softgpu/test_driver_api.py", "tests/softgpu/test_driver_faults.py")
+TESTS = tuple(f"tests/softgpu/test_{name}.py" for name in ("driver_api", "driver_faults", "nvml_pynvml"))
+
+
+def runtime(name: str) -> str:
+    done = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def test_the_driver_s_cases_pass_under_asan_and_ubsan(tmp_path: Path) -> None:
@@ -34,8 +39,9 @@ def test_the_driver_s_cases_pass_under_asan_and_ubsan(tmp_path: Path) -> None:
         **os.environ,
         "KVMPOOL_SOFTGPU_LIBRARIES": str(build / "kvmpool/softgpu"),
         "KVMPOOL_TEST_CFLAGS": FLAGS,
+        "KVMPOOL_TEST_PRELOAD": " ".join(map(runtime, ("libasan.so", "libubsan.so"))),
         "UBSAN_OPTIONS": "halt_on_error=1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
-    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-8000:]

@@ -14,7 +14,7 @@ import pytest
 
 from kvmpool.softgpu import state
 from kvmpool.softgpu.faults import Fault
-from tests.softgpu.driver import SPECS, Case, environment, healthy_cards, libraries, run
+from tests.softgpu.driver import SPECS, Case, healthy_cards, libraries, python_environment, run
 
 pytestmark = pytest.mark.native
 
@@ -46,7 +46,7 @@ class Observer:
     def __init__(self, root: Path, code: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-            env=environment(root),
+            env=python_environment(root),
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
             text=True,
@@ -283,7 +283,11 @@ def test_use_before_init_and_after_shutdown(root: Path) -> None:
 def test_without_a_folder_the_driver_is_not_loaded(tmp_path: Path) -> None:
     code = "import pynvml\ntry:\n    pynvml.nvmlInit()\nexcept pynvml.NVMLError as failure:\n    print(failure.value)"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(tmp_path / "none"), capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", code],
+        env=python_environment(tmp_path / "none"),
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     assert done.stdout.strip() == "9"
 
