@@ -50,6 +50,7 @@ class Arg:
     type: str
     kind: Kind = Kind.VALUE
     object: str = ""
+    shape: tuple[str, ...] = field(default=(), repr=False)  # of DEVICE: element bytes, elements[, rows, pitch]
 
     @property
     def pointee(self) -> str:
@@ -194,6 +195,11 @@ def _arg(call: str, text: str) -> Arg:
     declaration, _, kind = (part.strip() for part in text.partition(" : "))
     match = re.fullmatch(r"(.*?[\s*])(\w+)", declaration)
     word, _, thing = kind.partition(" ")
+    if match is not None and word == "device":
+        shape = tuple(thing.split())
+        if len(shape) not in (2, 4):
+            raise TableInvalid(f"call.{call}: {text!r}: a device address has element bytes, elements[, rows, pitch]")
+        return Arg(match[2], match[1].strip(), Kind.DEVICE, shape=shape)
     if match is None or (thing and thing not in OBJECTS):
         raise TableInvalid(f"call.{call}: {text!r} is not 'type name : kind'; objects are {', '.join(OBJECTS)}")
     return Arg(match[2], match[1].strip(), Kind(word or "value"), thing)

@@ -113,7 +113,8 @@ def _encode(arg: Arg, index: int) -> str:
         case Kind.USE | Kind.DEL:
             check = f"kp_object_number(KP_{arg.object.upper()}, {arg.name}, &{slot})"
         case Kind.DEVICE:
-            check = f"kp_device_number({arg.name}, &{slot})"
+            rows, pitch = arg.shape[2:] or ("1", "0")
+            check = f"kp_device_number({arg.name}, {arg.shape[0]}, {arg.shape[1]}, {rows}, {pitch}, &{slot})"
         case _:
             return f"    {slot} = (uint64_t){arg.name};"
     return f"    if ((rc = {check}) != CUDA_SUCCESS)\n        return kp_leave(rc);"

@@ -226,6 +226,18 @@ DEFINE(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
     return 0;
 }
 
+DEFINE(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+    char *to = copy->dstMemoryType == 1 ? copy->dstHost : (char *)(uintptr_t)copy->dstDevice;
+    const char *from = copy->srcMemoryType == 1 ? copy->srcHost : (const char *)(uintptr_t)copy->srcDevice;
+    CUresult rc = copy->dstMemoryType == 1 ? wait_idle() : 0;
+
+    (void)stream;
+    for (size_t y = 0; rc == 0 && y < copy->Height; y++)
+        memcpy(to + y * copy->dstPitch, from + y * copy->srcPitch, copy->WidthInBytes);
+    return rc;
+}
+
 DEFINE(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t n, CUstream stream)
 {
     (void)stream;

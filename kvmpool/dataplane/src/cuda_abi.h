@@ -18,6 +18,10 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUarray_st *CUarray;
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUlinkState_st *CUlinkState;
 
 typedef int CUdevice_attribute;
 typedef int CUfunction_attribute;
@@ -29,6 +33,12 @@ typedef int CUjit_option;
 typedef int CUmoduleLoadingMode;
 typedef int CUdriverProcAddressQueryResult;
 typedef int CUstreamCaptureStatus;
+typedef int CUmemorytype;
+typedef int CUjitInputType;
+typedef int CUlibraryOption;
+typedef int CUdevice_P2PAttribute;
+typedef int CUstreamCaptureMode;
+typedef size_t (*CUoccupancyB2DSize)(int blockSize);
 typedef struct CUexecAffinityParam_st CUexecAffinityParam; /* never looked into */
 
 typedef struct {
@@ -58,6 +68,41 @@ typedef struct {
     int numExecAffinityParams;
     void *cigParams;
 } CUctxCreateParams;
+
+/* Copies of rectangles and boxes; an array is never one of their ends here. */
+typedef struct {
+    size_t srcXInBytes, srcY;
+    CUmemorytype srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    CUarray srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    CUmemorytype dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    CUarray dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
+typedef struct {
+    size_t srcXInBytes, srcY, srcZ, srcLOD;
+    CUmemorytype srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    CUarray srcArray;
+    void *reserved0;
+    size_t srcPitch, srcHeight;
+    size_t dstXInBytes, dstY, dstZ, dstLOD;
+    CUmemorytype dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    CUarray dstArray;
+    void *reserved1;
+    size_t dstPitch, dstHeight;
+    size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
 
 /* Virtual memory management, used by the worker's session only. */
 typedef struct {
@@ -128,6 +173,8 @@ enum { /* device attributes that kvmpool reads or answers itself */
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 };
+
+enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2, CU_MEMORYTYPE_ARRAY = 3, CU_MEMORYTYPE_UNIFIED = 4 };
 
 enum {
     CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,

@@ -162,6 +162,9 @@ int kp_do_alloc(struct kp_server *s, struct kp_work *w);
 int kp_do_free(struct kp_server *s, struct kp_work *w);
 int kp_do_copy_in(struct kp_server *s, struct kp_work *w);
 int kp_do_copy_out(struct kp_server *s, struct kp_work *w);
+int kp_do_box_in(struct kp_server *s, struct kp_work *w);
+int kp_do_box_out(struct kp_server *s, struct kp_work *w);
+int kp_do_box_between(struct kp_server *s, struct kp_work *w);
 int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w);
 
 #endif

@@ -131,7 +131,7 @@ uint64_t kp_object_new(enum kp_kind kind);
 void kp_object_drop(uint64_t number);
 CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *number);
 CUresult kp_stream_number(CUstream stream, uint64_t *number);
-CUresult kp_device_number(CUdeviceptr address, uint64_t *number);
+CUresult kp_device_number(CUdeviceptr address, size_t element, size_t count, size_t rows, size_t pitch, uint64_t *number);
 CUstream kp_per_thread(CUstream stream);
 
 /* shim_thread.c: the calling thread's own; NULL where memory is short. */
@@ -157,6 +157,10 @@ bool kp_space_give(CUdeviceptr address); /* false: not the start of an allocatio
 bool kp_space_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes);
 uint64_t kp_space_context(CUdeviceptr address); /* the context it was allocated in, 0: none */
 void kp_space_drop(uint64_t context); /* all that was allocated in it */
+
+/* shim_memory.c */
+bool kp_on_device(CUdeviceptr address); /* of the window: no address of the program's */
+CUresult kp_device_range(CUdeviceptr address, size_t bytes); /* with `tx` held: INVALID_VALUE where it leaves an allocation */
 
 /* shim_module.c, with `tx` held: NULL where it is no function. */
 struct kp_function *kp_function_of(CUfunction f);

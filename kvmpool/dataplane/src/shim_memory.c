@@ -73,7 +73,7 @@ CUresult kp_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr
 }
 
 /* An address in the window must be in an allocation and end in it; others are module variables, the driver knows them. */
-static CUresult check_range(CUdeviceptr address, size_t bytes)
+CUresult kp_device_range(CUdeviceptr address, size_t bytes)
 {
     CUdeviceptr start;
     size_t room;
@@ -99,7 +99,7 @@ CUresult kp_cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, siz
         return kp_leave(CUDA_SUCCESS);
     if (srcHost == NULL)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
-    if ((rc = check_range(dstDevice, bytes)) != CUDA_SUCCESS)
+    if ((rc = kp_device_range(dstDevice, bytes)) != CUDA_SUCCESS)
         return kp_leave(rc);
     if ((rc = kp_stream_number(hStream, &in[KP_COPY_IN_STREAM])) != CUDA_SUCCESS)
         return kp_leave(rc);
@@ -119,14 +119,14 @@ CUresult kp_cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t by
         return kp_leave(CUDA_SUCCESS);
     if (dstHost == NULL)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
-    if ((rc = check_range(srcDevice, bytes)) != CUDA_SUCCESS)
+    if ((rc = kp_device_range(srcDevice, bytes)) != CUDA_SUCCESS)
         return kp_leave(rc);
     if ((rc = kp_stream_number(hStream, &in[KP_COPY_OUT_STREAM])) != CUDA_SUCCESS)
         return kp_leave(rc);
     return kp_ask(KP_OP_copy_out, in, KP_COPY_OUT_IN, NULL, 0, &answer);
 }
 
-static bool on_device(CUdeviceptr address)
+bool kp_on_device(CUdeviceptr address)
 {
     return address >= KP_VA_BASE && address - KP_VA_BASE < KP_VA_WINDOW;
 }
@@ -134,11 +134,11 @@ static bool on_device(CUdeviceptr address)
 /* Unified addressing: which side an address is on shows in the address, because the window is the shim's. */
 CUresult kp_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream hStream)
 {
-    if (on_device(dst) && on_device(src))
+    if (kp_on_device(dst) && kp_on_device(src))
         return kp_cuMemcpyDtoDAsync_v2(dst, src, bytes, hStream);
-    if (on_device(dst))
+    if (kp_on_device(dst))
         return kp_cuMemcpyHtoDAsync_v2(dst, (const void *)(uintptr_t)src, bytes, hStream);
-    if (on_device(src))
+    if (kp_on_device(src))
         return kp_cuMemcpyDtoHAsync_v2((void *)(uintptr_t)dst, src, bytes, hStream);
     if (kp_host_find((void *)(uintptr_t)dst, NULL, NULL) && kp_host_find((void *)(uintptr_t)src, NULL, NULL)) {
         CUresult rc = kp_cuStreamSynchronize(hStream);

@@ -73,16 +73,18 @@ CUstream kp_per_thread(CUstream stream)
     return stream == NULL ? CU_STREAM_PER_THREAD : stream;
 }
 
-CUresult kp_device_number(CUdeviceptr address, uint64_t *number)
+/* `count` elements of `element` bytes in each of `rows` rows, `pitch` bytes apart: told now, not when the card finds out. */
+CUresult kp_device_number(CUdeviceptr address, size_t element, size_t count, size_t rows, size_t pitch, uint64_t *number)
 {
-    CUdeviceptr start;
-    size_t bytes;
+    size_t width, span;
 
     *number = address;
-    if (address == 0)
+    if (address % element != 0 || (rows > 1 && pitch % element != 0))
         return CUDA_ERROR_INVALID_VALUE;
-    if (address < KP_VA_BASE || address - KP_VA_BASE >= KP_VA_WINDOW)
-        return CUDA_SUCCESS; /* a module's variable: the worker's driver knows */
-    return kp_space_find(address, &start, &bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (count == 0 || rows == 0)
+        return CUDA_SUCCESS;
+    if (__builtin_mul_overflow(count, element, &width) || __builtin_mul_overflow(rows - 1, pitch, &span) ||
+        __builtin_add_overflow(span, width, &span) || (rows > 1 && pitch < width))
+        return CUDA_ERROR_INVALID_VALUE;
+    return kp_device_range(address, span);
 }
-

@@ -55,6 +55,8 @@ static CUresult work_out(struct side *side, size_t width, size_t height, size_t 
 		side->pitch = side->x + width;
 	if (!side->height)
 		side->height = side->y + height;
+	if (side->y > side->height || side->height - side->y < height)
+		return CUDA_ERROR_INVALID_VALUE;
 	if (side->x > side->pitch || side->pitch - side->x < width || __builtin_mul_overflow(side->pitch, side->height, &side->slice))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!mul_add(side->z, side->slice, side->x, &offset) || !mul_add(side->y, side->pitch, offset, &offset))

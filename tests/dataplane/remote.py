@@ -1,0 +1,110 @@
+"""Runs one program twice: on softgpu's own driver, and as a guest of shim, relay and worker before the same softgpu.
+
+KVMPOOL_TEST_BUILD names another build folder than the checkout's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kvmpool.errors import NotFound
+from kvmpool.native import native
+from kvmpool.softgpu import state
+from tests.dataplane.plane import CARD, Plane
+
+MEMORY_MIB = 512
+
+
+def built(name: str) -> Path:
+    """A program or library of the build. Skips where nothing is built."""
+    other = os.environ.get("KVMPOOL_TEST_BUILD")
+    try:
+        found = native(name)
+    except NotFound as error:
+        pytest.skip(str(error))
+    return Path(other) / found.relative_to(found.parents[2]) if other else found
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    code: int
+    out: str
+    errors: str
+    stats: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+@dataclass
+class Remote:
+    """A card, a worker for one claim of it and the domain's relay."""
+
+    folder: Path
+    plane: Plane
+
+    def direct(self, command: Sequence[str | Path], timeout_s: float = 120, **more: str) -> Done:
+        """On the card's own driver, as on the host."""
+        library = {"LD_LIBRARY_PATH": str(built("softgpu-cuda").parent), "KVMPOOL_SOFTGPU": str(self.folder / "card")}
+        return _run(command, {**_clean(), **library, "CUDA_VISIBLE_DEVICES": CARD, **more}, timeout_s)
+
+    def guest(self, command: Sequence[str | Path], timeout_s: float = 120, **more: str) -> Done:
+        """As a process of the guest: it has the shim and the endpoint, and nothing of softgpu."""
+        stats = self.folder / "stats"
+        stats.unlink(missing_ok=True)
+        where = {
+            "LD_LIBRARY_PATH": str(built("shim").parent),
+            "KVMPOOL_ENDPOINT": self.plane.endpoint,
+            "KVMPOOL_NO_VSOCK": "1",
+            "KVMPOOL_LOG": str(self.folder / "guest.log"),
+            "KVMPOOL_STATS": str(stats),
+        }
+        done = _run(command, {**_clean(), **where, **more}, timeout_s)
+        return Done(done.code, done.out, done.errors, json.loads(stats.read_text()) if stats.exists() else {})
+
+
+def _clean() -> dict[str, str]:
+    dropped = ("KVMPOOL_", "CUDA_", "LD_PRELOAD", "LD_LIBRARY_PATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+
+
+def _run(command: Sequence[str | Path], environment: dict[str, str], timeout_s: float) -> Done:
+    done = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=True, text=True, errors="replace", timeout=timeout_s
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@functools.cache
+def kernel_cache() -> Path:
+    """Compiled kernels, kept for the whole test run."""
+    return Path(tempfile.mkdtemp(prefix="softgpu-remote-"))
+
+
+@contextmanager
+def remote(folder: Path, memory_mib: int = MEMORY_MIB) -> Iterator[Remote]:
+    card = folder / "card"
+    card.mkdir()
+    (card / "cache").symlink_to(kernel_cache())
+    state.create(card, (state.CardSpec(0, CARD, "0000:41:00.0", "SoftGPU 0", 2048),))
+    programs = built("worker").parent
+    library = str(built("softgpu-cuda").parent)
+    plane = Plane(folder, programs, {"LD_LIBRARY_PATH": library, "KVMPOOL_SOFTGPU": str(card)})
+    try:
+        plane.worker(memory_mib=memory_mib)
+        plane.relay()
+        assert plane.point() == "OK", "the relay takes the worker"
+        yield Remote(folder, plane)
+    finally:
+        plane.end()

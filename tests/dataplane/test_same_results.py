@@ -1,0 +1,64 @@
+"""The same program on the card's driver and through shim, relay and worker: the same results, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dataplane.remote import Remote, remote
+from tests.dataplane.shim import NATIVE, SOURCES
+from tests.softgpu.nvrtc import ptx
+
+pytestmark = pytest.mark.native
+
+KERNELS = """
+extern "C" __device__ int scale = 3;
+extern "C" __global__ void mix(int *p, int n, int rounds)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    unsigned x = p[i];
+    for (int r = 0; r < rounds; r++) x = x * 1664525u + 1013904223u + i;
+    p[i] = x;
+}
+extern "C" __global__ void shared_sum(int *p)
+{
+    __shared__ int tile[256];
+    tile[threadIdx.x] = p[threadIdx.x] * scale;
+    __syncthreads();
+    int sum = 0;
+    for (int i = 0; i < blockDim.x; i++) sum += tile[i];
+    p[threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    with remote(tmp_path_factory.mktemp("same")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The compiled cases and the files they read."""
+    folder = tmp_path_factory.mktemp("cases")
+    cases, kernels, library = folder / "api_cases", folder / "kernels.ptx", folder / "library.ptx"
+    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
+    command = ["gcc", *flags, NATIVE / "api_cases.c", "-o", cases, "-ldl", "-lpthread"]
+    subprocess.run([str(word) for word in command], check=True, timeout=120)
+    kernels.write_text(ptx(KERNELS))
+    library.write_text(ptx(KERNELS))
+    return [cases, kernels, library]
+
+
+@pytest.mark.parametrize("case", ["boxes2d", "boxes3d", "memsets", "streams"])
+def test_same_results(place: Remote, program: list[Path], case: str) -> None:
+    direct, guest = place.direct([*program, case]), place.guest([*program, case])
+    assert (direct.code, direct.errors) == (0, ""), direct
+    assert len(direct.lines) > 1
+    assert guest.lines == direct.lines, guest
+    assert guest.code == 0

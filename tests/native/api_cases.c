@@ -1,0 +1,291 @@
+/* Cases of tests/dataplane/test_same_results.py: each says what it computed, so that a run on the card's own driver and
+ * a run through shim, relay and session can be compared line by line. Nothing here depends on time or addresses.
+ *
+ * usage: api_cases KERNELS.ptx [LIBRARY.ptx] CASE
+ */
+#define _GNU_SOURCE
+#include "guest.h"
+
+void *library;
+static char *kernels, *device_code;
+
+static char *read_text(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    char *text = calloc(1, 1 << 20);
+
+    if (file == NULL || text == NULL || fread(text, 1, (1 << 20) - 1, file) == 0) {
+        printf("unreadable=%s\n", path);
+        exit(9);
+    }
+    fclose(file);
+    return text;
+}
+
+/* FNV-1a of what came back, as one line. */
+static void say_bytes(const char *name, const void *bytes, size_t count)
+{
+    uint64_t hash = 14695981039346656037ull;
+
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ ((const unsigned char *)bytes)[i]) * 1099511628211ull;
+    printf("%s=%016llx of %zu\n", name, (unsigned long long)hash, count);
+}
+
+static unsigned char *pattern(size_t bytes, unsigned seed)
+{
+    unsigned char *memory = malloc(bytes);
+
+    for (size_t i = 0; i < bytes; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        memory[i] = (unsigned char)(seed >> 24);
+    }
+    return memory;
+}
+
+static CUdeviceptr on_card(const void *bytes, size_t count)
+{
+    CUdeviceptr at;
+
+    must(cuMemAlloc_v2, &at, count);
+    must(cuMemcpyHtoD_v2, at, bytes, count);
+    return at;
+}
+
+static void say_card(const char *name, CUdeviceptr at, size_t count)
+{
+    void *back = malloc(count);
+
+    must(cuMemcpyDtoH_v2, back, at, count);
+    say_bytes(name, back, count);
+    free(back);
+}
+
+/* Rectangles: every pair of ends, odd offsets, pitches given and not, more than one frame of bulk. */
+static void case_boxes2d(void)
+{
+    enum { PITCH = 3000, ROWS = 700, BYTES = PITCH * ROWS };
+    unsigned char *host = pattern(BYTES, 1), *back = pattern(BYTES, 2);
+    CUdeviceptr a = on_card(host, BYTES), b = on_card(back, BYTES);
+    CUstream stream;
+
+    must(cuStreamCreate, &stream, 1u);
+    CUDA_MEMCPY2D in = {.srcMemoryType = 1, .srcHost = host, .srcPitch = PITCH, .srcXInBytes = 7, .srcY = 3,
+                        .dstMemoryType = 2, .dstDevice = b, .dstPitch = PITCH, .dstXInBytes = 11, .dstY = 5,
+                        .WidthInBytes = 2500, .Height = 690};
+    must(cuMemcpy2D_v2, &in);
+    say_card("in", b, BYTES);
+    CUDA_MEMCPY2D between = {.srcMemoryType = 2, .srcDevice = b, .srcPitch = PITCH, .srcXInBytes = 1, .dstMemoryType = 2,
+                             .dstDevice = a, .dstPitch = 2990, .dstY = 1, .WidthInBytes = 2900, .Height = 500};
+    must(cuMemcpy2DAsync_v2, &between, stream);
+    must(cuStreamSynchronize, stream);
+    say_card("between", a, BYTES);
+    CUDA_MEMCPY2D out = {.srcMemoryType = 2, .srcDevice = a, .srcPitch = PITCH, .srcXInBytes = 13, .dstMemoryType = 1,
+                         .dstHost = back, .dstPitch = 2000, .dstXInBytes = 3, .dstY = 2, .WidthInBytes = 1990, .Height = 600};
+    must(cuMemcpy2DUnaligned_v2, &out);
+    say_bytes("out", back, BYTES);
+    CUDA_MEMCPY2D packed = {.srcMemoryType = 4, .srcDevice = a, .srcPitch = PITCH, .dstMemoryType = 1, .dstHost = back,
+                            .WidthInBytes = 1999, .Height = 699};
+    must(cuMemcpy2DAsync_v2, &packed, stream);
+    must(cuStreamSynchronize, stream);
+    say_bytes("packed", back, BYTES);
+    CUDA_MEMCPY2D here = {.srcMemoryType = 1, .srcHost = host, .srcPitch = 100, .dstMemoryType = 1, .dstHost = back,
+                          .dstPitch = 150, .WidthInBytes = 90, .Height = 50};
+    must(cuMemcpy2D_v2, &here);
+    say_bytes("here", back, BYTES);
+    in.WidthInBytes = PITCH;
+    say("too_wide", cu(cuMemcpy2D_v2, &in));
+    in.WidthInBytes = 0;
+    say("nothing", cu(cuMemcpy2D_v2, &in));
+    between.Height = 800;
+    say("beyond_end", cu(cuMemcpy2DAsync_v2, &between, stream));
+    between.srcMemoryType = 9;
+    say("no_memory_type", cu(cuMemcpy2DAsync_v2, &between, stream));
+    say("null", cu(cuMemcpy2D_v2, NULL));
+}
+
+static void case_boxes3d(void)
+{
+    enum { PITCH = 256, ROWS = 100, DEPTH = 60, BYTES = PITCH * ROWS * DEPTH };
+    unsigned char *host = pattern(BYTES, 3), *back = pattern(BYTES, 4);
+    CUdeviceptr a = on_card(host, BYTES), b = on_card(back, BYTES);
+
+    CUDA_MEMCPY3D in = {.srcMemoryType = 1, .srcHost = host, .srcPitch = PITCH, .srcHeight = ROWS, .srcXInBytes = 9, .srcY = 2,
+                        .srcZ = 1, .dstMemoryType = 2, .dstDevice = b, .dstPitch = PITCH, .dstHeight = ROWS, .dstXInBytes = 4,
+                        .dstY = 7, .dstZ = 3, .WidthInBytes = 201, .Height = 88, .Depth = 55};
+    must(cuMemcpy3D_v2, &in);
+    say_card("in", b, BYTES);
+    CUDA_MEMCPY3D between = {.srcMemoryType = 2, .srcDevice = b, .srcPitch = PITCH, .srcHeight = 90, .dstMemoryType = 2,
+                             .dstDevice = a, .dstPitch = 250, .dstHeight = 95, .dstZ = 2, .WidthInBytes = 249, .Height = 81, .Depth = 57};
+    must(cuMemcpy3DAsync_v2, &between, NULL);
+    say_card("between", a, BYTES);
+    CUDA_MEMCPY3D out = {.srcMemoryType = 2, .srcDevice = a, .srcPitch = PITCH, .srcHeight = ROWS, .srcZ = 5, .srcY = 1,
+                         .dstMemoryType = 1, .dstHost = back, .dstPitch = 130, .dstHeight = 70, .WidthInBytes = 129,
+                         .Height = 70, .Depth = 50};
+    must(cuMemcpy3D_v2, &out);
+    say_bytes("out", back, BYTES);
+    out.Height = 71;
+    say("higher_than_layer", cu(cuMemcpy3D_v2, &out));
+    out.srcLOD = 1;
+    say("level", cu(cuMemcpy3D_v2, &out));
+}
+
+static void case_memsets(void)
+{
+    enum { PITCH = 512, ROWS = 40, BYTES = PITCH * ROWS };
+    unsigned char *host = pattern(BYTES, 5);
+    CUdeviceptr at = on_card(host, BYTES);
+    CUstream stream;
+
+    must(cuStreamCreate, &stream, 0u);
+    must(cuMemsetD8_v2, at + 3, (unsigned char)0x5a, (size_t)101);
+    must(cuMemsetD16_v2, at + 200, (unsigned short)0xbeef, (size_t)33);
+    must(cuMemsetD32_v2, at + 400, 0xdeadbeefu, (size_t)17);
+    must(cuMemsetD2D8_v2, at + PITCH, (size_t)PITCH, (unsigned char)1, (size_t)9, (size_t)5);
+    must(cuMemsetD2D16_v2, at + 8 * PITCH, (size_t)PITCH, (unsigned short)0x1234, (size_t)11, (size_t)6);
+    must(cuMemsetD2D32_v2, at + 16 * PITCH, (size_t)PITCH, 0x01020304u, (size_t)13, (size_t)7);
+    must(cuMemsetD8Async, at + 25 * PITCH, (unsigned char)7, (size_t)90, stream);
+    must(cuMemsetD16Async, at + 26 * PITCH, (unsigned short)0x0708, (size_t)90, stream);
+    must(cuMemsetD32Async, at + 28 * PITCH, 0x090a0b0cu, (size_t)90, stream);
+    must(cuMemsetD2D8Async, at + 30 * PITCH, (size_t)PITCH, (unsigned char)2, (size_t)300, (size_t)3, stream);
+    must(cuMemsetD2D16Async, at + 33 * PITCH, (size_t)PITCH, (unsigned short)3, (size_t)200, (size_t)3, stream);
+    must(cuMemsetD2D32Async, at + 36 * PITCH, (size_t)PITCH, 4u, (size_t)100, (size_t)4, stream);
+    must(cuStreamSynchronize, stream);
+    say_card("all", at, BYTES);
+    say("unaligned", cu(cuMemsetD32_v2, at + 2, 1u, (size_t)1));
+    say("unaligned_16", cu(cuMemsetD16_v2, at + 1, (unsigned short)1, (size_t)1));
+    say("beyond_end", cu(cuMemsetD8_v2, at + BYTES - 1, (unsigned char)1, (size_t)2));
+    say("beyond_last_row", cu(cuMemsetD2D32_v2, at + PITCH, (size_t)PITCH, 1u, (size_t)1, (size_t)(ROWS)));
+    say("narrow_pitch", cu(cuMemsetD2D8_v2, at, (size_t)8, (unsigned char)1, (size_t)9, (size_t)2));
+    say("none", cu(cuMemsetD8_v2, at, (unsigned char)1, (size_t)0));
+    say("copy_beyond_end", cu(cuMemcpyDtoD_v2, at, at + BYTES - 100, (size_t)101));
+    say_card("still", at, BYTES);
+}
+
+static CUresult run(CUfunction f, unsigned blocks, CUstream stream, void **params)
+{
+    return cu(cuLaunchKernel, f, blocks, 1u, 1u, 64u, 1u, 1u, 0u, stream, params, NULL);
+}
+
+static CUfunction named(CUmodule module, const char *name)
+{
+    CUfunction f;
+
+    must(cuModuleGetFunction, &f, module, name);
+    return f;
+}
+
+/* Two streams that wait for each other through events, copies in both, and the per-thread stream. */
+static void case_streams(void)
+{
+    enum { N = 50000 };
+    int *host = (int *)pattern(N * sizeof(int), 6), n = N, rounds = 40;
+    CUstream a, b, prior;
+    CUevent made, done, copied;
+    CUmodule module;
+    CUdeviceptr at, twin;
+    int least, greatest, priority;
+    unsigned flags;
+    float ms = -1;
+
+    must(cuModuleLoadData, &module, kernels);
+    CUfunction mix = named(module, "mix");
+    must(cuStreamCreate, &a, 1u);
+    must(cuStreamCreate, &b, 0u);
+    must(cuCtxGetStreamPriorityRange, &least, &greatest);
+    say("least", least);
+    say("greatest", greatest);
+    must(cuStreamCreateWithPriority, &prior, 1u, greatest - 3);
+    must(cuStreamGetPriority, prior, &priority);
+    say("priority", priority);
+    must(cuStreamGetFlags, prior, &flags);
+    say("flags", flags);
+    must(cuStreamGetFlags, b, &flags);
+    say("flags_of_other", flags);
+    must(cuEventCreate, &made, 0u);
+    must(cuEventCreate, &done, 0u);
+    must(cuEventCreate, &copied, 2u);
+    must(cuMemAlloc_v2, &at, sizeof(int) * N);
+    must(cuMemAlloc_v2, &twin, sizeof(int) * N);
+    void *params[] = {&at, &n, &rounds};
+    void *twin_params[] = {&twin, &n, &rounds};
+    must(cuMemcpyHtoDAsync_v2, at, host, sizeof(int) * N, a);
+    must(cuEventRecord, made, a);
+    say("first", run(mix, (N + 63) / 64, a, params));
+    must(cuEventRecord, done, a);
+    must(cuStreamWaitEvent, b, done, 0u);
+    must(cuMemcpyDtoDAsync_v2, twin, at, sizeof(int) * N, b);
+    must(cuEventRecord, copied, b);
+    say("second", run(mix, (N + 63) / 64, b, twin_params));
+    must(cuStreamWaitEvent, prior, copied, 0u);
+    say("third", run(mix, (N + 63) / 64, prior, params));
+    must(cuEventSynchronize, done);
+    must(cuEventElapsedTime, &ms, made, done);
+    say("took_time", ms >= 0);
+    must(cuStreamSynchronize, b);
+    must(cuStreamSynchronize, prior);
+    say("query", cu(cuStreamQuery, b));
+    say_card("at", at, sizeof(int) * N);
+    say_card("twin", twin, sizeof(int) * N);
+    must(cuLaunchKernel_ptsz, mix, 8u, 1u, 1u, 64u, 1u, 1u, 0u, NULL, params, NULL);
+    must(cuMemcpyDtoH_v2_ptds, host, at, sizeof(int) * N);
+    say_bytes("per_thread", host, sizeof(int) * N);
+    must(cuEventDestroy_v2, done);
+    say("destroyed_event", cu(cuEventQuery, done));
+    must(cuStreamDestroy_v2, a);
+    say("destroyed_stream", cu(cuStreamQuery, a));
+}
+
+static size_t no_shared(int block)
+{
+    return (size_t)block * 8;
+}
+
+static void case_occupancy(void)
+{
+    CUmodule module;
+    int blocks, grid, block;
+    size_t room;
+
+    must(cuModuleLoadData, &module, kernels);
+    CUfunction mix = named(module, "mix"), shared = named(module, "shared_sum");
+    for (int size = 32; size <= 1024; size *= 2) {
+        must(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, mix, size, (size_t)0);
+        say("mix", blocks);
+        must(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, &blocks, shared, size, (size_t)8192, 0u);
+        say("shared", blocks);
+    }
+    say("no_block", cu(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, mix, 0, (size_t)0));
+    must(cuOccupancyMaxPotentialBlockSize, &grid, &block, mix, NULL, (size_t)0, 0);
+    say("grid", grid);
+    say("block", block);
+    must(cuOccupancyMaxPotentialBlockSizeWithFlags, &grid, &block, shared, no_shared, (size_t)0, 200, 0u);
+    say("grid_shared", grid);
+    say("block_shared", block);
+    must(cuOccupancyAvailableDynamicSMemPerBlock, &room, mix, 2, 256);
+    say("room", room);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {
+        {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
+        {"occupancy", case_occupancy},
+    };
+    const char *wanted = argv[argc - 1];
+
+    if (argc < 4 || (library = dlopen("libcuda.so.1", RTLD_NOW)) == NULL)
+        return 2;
+    kernels = read_text(argv[1]);
+    device_code = read_text(argv[2]);
+    start();
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        if (strcmp(cases[i].name, wanted) == 0) {
+            cases[i].run();
+            return 0;
+        }
+    return 2;
+}
