@@ -89,7 +89,7 @@ def pip(*words: str) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", f"-Cbuild-dir={folder / 'build'}", "-w", str(folder), str(ROOT))
+    pip("wheel", "--no-deps", "--no-build-isolation", f"--config-settings=build-dir={folder / 'build'}", "-w", str(folder), str(ROOT))
     return next(folder.glob("*.whl"))
 
 
@@ -133,7 +133,7 @@ def test_a_cuda_program_runs_on_the_wheel_s_software_gpu(from_wheel: Installed, 
 
 
 def test_an_editable_installation_runs_the_checkout(tmp_path: Path) -> None:
-    editable = installed(tmp_path / "v", f"-Cbuild-dir={tmp_path / 'build'}", "-e", str(ROOT))
+    editable = installed(tmp_path / "v", f"--config-settings=build-dir={tmp_path / 'build'}", "-e", str(ROOT))
     where = editable.python("import kvmpool.core.model; print(kvmpool.core.model.__file__)").strip()
     assert where == str(ROOT / "kvmpool/core/model.py")
     assert len(editable.python(PATHS).split()) == len(BUILT) + 4
