@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvmpool.cli.output import Column, column, output_option, print_fields, print_rows, print_value
-from kvmpool.compat.classify import driver_symbols, shown
+from kvmpool.compat.classify import Class, driver_symbols, shown
 from kvmpool.compat.search import Report, look, programs
 from kvmpool.compat.support import driver_api
 from kvmpool.errors import KvmpoolError, NotFound
@@ -43,7 +43,7 @@ def compat(paths: tuple[Path, ...], output: str) -> None:
             reports.append(look(path, driver, os.environ.get("LD_LIBRARY_PATH", "")))
         except KvmpoolError as error:
             faults.append(error)
-    _print([_body(report) for report in reports], output, whole=len(reports) + len(faults) == 1)
+    _print([_body(report) for report in reports], output, set(map(str, paths)), whole=len(reports) + len(faults) == 1)
     for fault in faults:
         click.echo(f"kvmpool: {fault}", err=True)
     if faults:
@@ -56,19 +56,23 @@ def _each(paths: tuple[Path, ...], faults: list[KvmpoolError]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         try:
-            found += programs(path)
+            found += [each for each in programs(path) if each not in found]
         except KvmpoolError as error:
             faults.append(error)
     return found
 
 
-def _print(bodies: list[dict[str, Any]], output: str, *, whole: bool) -> None:
+def _print(bodies: list[dict[str, Any]], output: str, named: set[str], *, whole: bool) -> None:
+    """`named`: whom a person named; of a folder's files those that use CUDA are enough."""
     if output != "table":
         print_value(bodies, output, lambda rows: [f"{row['program']}: {row['class']}" for row in rows])
     elif whole and bodies:
         print_fields(_fields(bodies[0]))
     elif bodies:
-        print_rows(bodies, _COLUMNS, output, lambda row: str(row["program"]), "")
+        shown_here = [body for body in bodies if body["class"] != Class.NONE.word or body["program"] in named]
+        print_rows(shown_here, _COLUMNS, output, lambda row: str(row["program"]), "none of them uses CUDA")
+        if 0 < len(shown_here) < len(bodies):
+            click.echo(f"{len(bodies) - len(shown_here)} more use no CUDA", err=True)
 
 
 def _body(report: Report) -> dict[str, Any]:

@@ -156,9 +156,13 @@ def test_a_folder_is_all_its_modules_and_several_answers_are_a_table(tmp_path: P
     compiled(
         tmp_path / "pkg/deep", "gpu.so", "int cudaFree(void); int f(void) { return cudaFree(); }", "-shared", "-fPIC"
     )
-    lines = run(tmp_path / "pkg", code=4).stdout.splitlines()
+    done = run(tmp_path / "pkg", code=4)
+    lines = done.stdout.splitlines()
     assert lines[0].split() == ["PROGRAM", "CLASS", "WORKS", "CODE", "REASON"]
-    assert [line.split()[1] for line in lines[1:]] == ["B", "no"]
+    assert [line.split()[1] for line in lines[1:]] == ["B"]
+    assert done.stderr == "1 more use no CUDA\n"
+    assert len(run(tmp_path / "pkg", tmp_path / "pkg/plain.so", code=4).stdout.splitlines()) == 3
+    assert len(asked(tmp_path / "pkg", code=4)) == 2
     (tmp_path / "empty").mkdir()
     assert "no shared library" in run(tmp_path / "empty", code=3).stderr
 
