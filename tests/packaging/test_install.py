@@ -89,7 +89,8 @@ def pip(*words: str) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", f"--config-settings=build-dir={folder / 'build'}", "-w", str(folder), str(ROOT))
+    settings = f"--config-settings=build-dir={folder / 'build'}"
+    pip("wheel", "--no-deps", "--no-build-isolation", settings, "-w", str(folder), str(ROOT))
     return next(folder.glob("*.whl"))
 
 
