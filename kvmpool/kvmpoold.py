@@ -31,7 +31,7 @@ from kvmpool.daemon import journal
 from kvmpool.daemon.card_loop import CardLoop
 from kvmpool.daemon.clock import HostClock
 from kvmpool.daemon.cluster_loop import ClusterLoop
-from kvmpool.daemon.config import DEFAULT_FILE, Config, load
+from kvmpool.daemon.config import DEFAULT_FILE, Config, DataplaneSection, load
 from kvmpool.daemon.domain_loop import DomainLoop
 from kvmpool.daemon.ledger import Ledger
 from kvmpool.daemon.notify import feed, notify, watchdog_s
@@ -43,7 +43,7 @@ from kvmpool.dataplane.acceptor import Acceptor
 from kvmpool.dataplane.local import LocalPlaces
 from kvmpool.dataplane.processes import HostProcesses
 from kvmpool.dataplane.relays import VSOCK_PORT, ProcessRelays
-from kvmpool.dataplane.workers import ProcessWorkers
+from kvmpool.dataplane.workers import Confinement, ProcessWorkers
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.health_source import SystemHealthSource
 from kvmpool.errors import KvmpoolError, Refused
@@ -110,7 +110,8 @@ class Daemon:
             listen=config.dataplane.listen,
             guest_group=_guest_group(config.dataplane.guest_group),
         )
-        seen = _Observed(SeenDomains(self._hypervisor()), self.cards, SeenWorkers(ProcessWorkers(run / "workers")))
+        workers = ProcessWorkers(run / "workers", confinement=_confinement(config.dataplane))
+        seen = _Observed(SeenDomains(self._hypervisor()), self.cards, SeenWorkers(workers))
         settings = config.settings
         self.cluster = ClusterLoop(self.store, self.clock, host, settings)
         self.card = CardLoop(
@@ -196,6 +197,10 @@ def _guest_group(named: str) -> str:
         return named
     known = {entry.gr_name for entry in grp.getgrall()}
     return next((group for group in ("libvirt-qemu", "qemu", "kvm") if group in known), "")
+
+
+def _confinement(keys: DataplaneSection) -> Confinement:
+    return Confinement(keys.worker_user, keys.session_memory_mib, keys.session_tasks, keys.session_cpus)
 
 
 async def _let_go(tasks: set[asyncio.Task[None]]) -> None:

@@ -82,6 +82,10 @@ class LibvirtSection:
 class DataplaneSection:
     listen: str = _text("tcp:10.77.0.1:0", _LISTEN, "tcp:HOST:PORT, vsock, vsock:PORT or unix")
     guest_group: str = _text("auto", r"([A-Za-z_][A-Za-z0-9_-]{0,31})?", "the name of a group, auto or empty")
+    worker_user: str = _text("", r"([a-z_][a-z0-9_-]{0,31})?", "the name of a user, or empty for kvmpool-worker")
+    session_memory_mib: int = _number(8192, 0, 1 << 30)
+    session_tasks: int = _number(1024, 0, 1 << 20)
+    session_cpus: int = _number(0, 0, 1 << 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ _NOT_PASSED_ON = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID"
 def command(program: Path, options: Sequence[str], description: str, systemd: bool) -> list[str]:
     """The whole command line. A scope, because kvmpoold's unit takes its own processes with it when it restarts."""
     scope = ["systemd-run", "--scope", "--quiet", "--collect", "--slice=kvmpool.slice"]
+    scope.append("--property=Delegate=yes")  # a worker makes a group below it for each session
     scope += [f"--description={description}", "--"]
     return [*(scope if systemd else []), str(program), *options, "--detach"]
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ STOP_S = 2.0  # each of: asked, terminated, killed
 LOGS_KEPT = 20  # of ended workers: enough to see what happened, bounded
 
 _NAMESPACE = uuid.UUID("a6b0a9c5-6f5e-5b0e-8d7e-6b766d706f6f")  # of virtual GPUs; any constant, and never another
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What a session may use of its host. 0: no limit."""
+
+    user: str = ""  # "": the system user kvmpool-worker where it exists
+    memory_mib: int = 0
+    tasks: int = 0
+    cpus: int = 0
+
+
+_NONE = Confinement()
 
 
 def virtual_uuid(claim: ClaimKey) -> uuid.UUID:
@@ -39,12 +53,19 @@ class ProcessWorkers:
     """kvmpool.ports.Workers. `folder` holds <domain uuid>/<claim>#<generation>.{sock,lock,log}."""
 
     def __init__(
-        self, folder: Path, *, program: Path | None = None, card_s: float = CARD_S, stop_s: float = STOP_S
+        self,
+        folder: Path,
+        *,
+        program: Path | None = None,
+        card_s: float = CARD_S,
+        stop_s: float = STOP_S,
+        confinement: Confinement = _NONE,
     ) -> None:
         self._folder = folder
         self._program = program
         self._card_s = card_s
         self._stop_s = stop_s
+        self._confinement = confinement
 
     async def list(self) -> tuple[WorkerSeen, ...]:
         """All that live, sorted by domain, claim and generation."""
@@ -112,6 +133,9 @@ class ProcessWorkers:
             "--memory-mib", str(memory_mib), "--compute", str(binding.compute_percent),
             "--virtual-uuid", str(virtual_uuid(binding.claim)), "--virtual-pci", virtual_pci(binding.claim),
             "--card-deadline-ms", str(round(self._card_s * 1000)),
+            "--session-memory-mib", str(self._confinement.memory_mib),
+            "--session-tasks", str(self._confinement.tasks), "--session-cpus", str(self._confinement.cpus),
+            *(["--user", self._confinement.user] if self._confinement.user else []),
         ]  # fmt: skip
 
     def _path(self, key: tuple[ClaimKey, Generation], ending: str) -> Path:

@@ -65,6 +65,22 @@ def programs(place: Place) -> Finding:
     return Finding(AREA, title, Level.PASS)
 
 
+def sessions_user(place: Place) -> Finding:
+    title = "a user for the guests' sessions"
+    if any(line.startswith("kvmpool-worker:") for line in place.read("/etc/passwd").splitlines()):
+        return Finding(AREA, title, Level.PASS, "kvmpool-worker")
+    return Finding(AREA, title, Level.WARN, "there is no kvmpool-worker: sessions run as root", "systemd-sysusers")
+
+
+def control_groups(place: Place) -> Finding:
+    title = "control groups for the guests' sessions"
+    lacking = {"memory", "pids"} - set(place.read("/sys/fs/cgroup/cgroup.controllers").split())
+    if not lacking:
+        return Finding(AREA, title, Level.PASS, "cgroup2")
+    detail = f"no cgroup2 with {' and '.join(sorted(lacking))}: limits of a process and a user hold instead"
+    return Finding(AREA, title, Level.WARN, detail, "boot with systemd.unified_cgroup_hierarchy=1")
+
+
 def _kvm_fault(device: Path) -> str:
     """Why no virtual machine can be made, "" where one can: the device node alone proves nothing."""
     try:
@@ -80,4 +96,4 @@ def _kvm_fault(device: Path) -> str:
     return ""
 
 
-CHECKS = (kvm, qemu, vsock, iommu, programs)
+CHECKS = (kvm, qemu, vsock, iommu, programs, sessions_user, control_groups)

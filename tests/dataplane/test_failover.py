@@ -17,7 +17,7 @@ import pytest
 
 from kvmpool.core.model import Binding, CardId, ClaimKey, DomainUuid, Generation, HostName, RelaySeen, WorkerSeen
 from kvmpool.dataplane.relays import ProcessRelays
-from kvmpool.dataplane.workers import ProcessWorkers, virtual_pci, virtual_uuid
+from kvmpool.dataplane.workers import Confinement, ProcessWorkers, virtual_pci, virtual_uuid
 from kvmpool.errors import CardLost
 from kvmpool.lab import images
 from kvmpool.native import native
@@ -83,7 +83,7 @@ def host(request: pytest.FixtureRequest, short_dir: Path, monkeypatch: pytest.Mo
     create(soft, [CardSpec(n, CARDS[n], f"0000:4{n + 1}:00.0", "Soft GPU", 1024) for n in (0, 1)])
     monkeypatch.setenv("KVMPOOL_SOFTGPU", str(soft))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(native("softgpu-cuda").parent))
-    workers = ProcessWorkers(short_dir / "workers")
+    workers = ProcessWorkers(short_dir / "workers", confinement=Confinement(memory_mib=8192, tasks=1024))
     relays = ProcessRelays(short_dir / "relays", short_dir / "guests", listen=request.param)
     yield Host(short_dir, workers, relays)
 

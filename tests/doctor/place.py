@@ -21,6 +21,8 @@ class Machine:
         self.programs.mkdir()
         self.socket = root / "run/kvmpool/kvmpoold.sock"
         self.write("/etc/group", "root:x:0:\nkvmpool:x:990:alice,bob\n")
+        self.write("/etc/passwd", "root:x:0:0::/root:/bin/sh\nkvmpool-worker:x:991:991::/:/sbin/nologin\n")
+        self.write("/sys/fs/cgroup/cgroup.controllers", "cpu io memory pids\n")
         self.write("/usr/bin/python3", "")
         self.write("/dev/kmsg", "")
         self.write("/dev/vhost-vsock", "")

@@ -51,6 +51,17 @@ def test_vsock_and_iommu_are_wanted_not_needed(machine: Machine) -> None:
     assert machine.check(host.iommu)[:2] == (WARN, "none: no passthrough")
 
 
+def test_sessions_are_confined_as_far_as_the_host_can(machine: Machine) -> None:
+    assert machine.check(host.sessions_user)[0] is PASS
+    assert machine.check(host.control_groups)[0] is PASS
+    machine.write("/etc/passwd", "root:x:0:0::/root:/bin/sh\n")
+    machine.write("/sys/fs/cgroup/cgroup.controllers", "hugetlb pids\n")
+    assert machine.check(host.sessions_user) == (
+        WARN, "there is no kvmpool-worker: sessions run as root", "systemd-sysusers"
+    )  # fmt: skip
+    assert machine.check(host.control_groups)[1].startswith("no cgroup2 with memory:")
+
+
 def test_programs_that_are_not_built(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Path:
         raise NotFound(f"bin/kvmpool-{name} is not built. Next: make build")
