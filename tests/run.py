@@ -39,9 +39,11 @@ def main() -> int:
         for number, (marks, options) in enumerate(PARTS.items()):
             print(f"== {marks} ==", flush=True)
             report = scratch / f"{number}.xml"
-            failed += _part(report, marks, options, scratch, started + DEADLINE_S)
-            failed += _read(report, counts)
-            report.unlink(missing_ok=True)
+            try:
+                failed += _part(report, marks, options, scratch, started + DEADLINE_S)
+            finally:
+                failed += _read(report, counts)
+                report.unlink(missing_ok=True)
     except KeyboardInterrupt:
         failed.append("interrupted")
     finally:
