@@ -98,12 +98,8 @@ class Daemon:
         self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"))
         device = config.device
         self.cards = SystemCards(self.clock, root=Path(device.sysroot), match=config.cards.match, nvml=device.nvml)
-        self.health = SystemHealthSource(
-            self.cards,
-            self.clock,
-            kernel_log=Path(device.kmsg) if device.kmsg else None,
-            udev_source=device.udev,
-        )
+        kernel_log = Path(device.kmsg) if device.kmsg else None
+        self.health = SystemHealthSource(self.cards, self.clock, kernel_log=kernel_log, udev_source=device.udev)
         relays = ProcessRelays(
             run / "relays",
             run / "guests",
@@ -122,7 +118,7 @@ class Daemon:
             [self.health],
             seen.seen_workers,
             limits=config.health,
-            inventory_interval_s=config.device.inventory_interval_s,
+            inventory_interval_s=device.inventory_interval_s,
         )
         processes = self.processes = HostProcesses()
         self.domain = DomainLoop(self.store, self.clock, host, seen.seen_domains, relays, processes=processes)
