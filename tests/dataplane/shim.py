@@ -26,6 +26,7 @@ FLAVOURS = {
     "checked": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 }
 MEMORY = 64 << 20
+WAYS = ("plain", "checked", "checked socket")  # a flavour, over shared memory unless it says "socket"
 
 
 def build(flavour: str) -> Path:
@@ -58,7 +59,7 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     made = generated(folder)
     (folder / "shim").mkdir(exist_ok=True)
     (folder / "stub").mkdir(exist_ok=True)
-    shared = [SOURCES / "frame.c", SOURCES / "handles.c"]
+    shared = [SOURCES / f"{name}.c" for name in ("frame", "handles", "ring", "window")]
     library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
     guest_half = [*SOURCES.glob("shim_*.c"), *made.glob("shim_*.c")]
     session_flags = () if "-fsanitize=thread" in flags else flags  # it cannot have memory at the guest's addresses
@@ -99,12 +100,14 @@ class Host:
     folder: Path
     built: Path
     process: subprocess.Popen[bytes]
+    shared_memory: bool = True
 
     def environment(self, **extra: str) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVMPOOL_")}
         return clean | {
             "KVMPOOL_ENDPOINT": f"unix:{self.folder}/s",
             "KVMPOOL_NO_VSOCK": "1",
+            "KVMPOOL_SHM": "1" if self.shared_memory else "0",
             "KVMPOOL_LOG": str(self.folder / "log"),
             "KVMPOOL_STATS": str(self.folder / "stats"),
             "LD_LIBRARY_PATH": str(self.built / "shim"),
@@ -155,7 +158,8 @@ def _state(pid: int) -> str:
 
 @contextmanager
 def host(folder: Path, flavour: str, *arguments: str, memory: int = MEMORY, **extra: str) -> Iterator[Host]:
-    """Serves until the block ends; fails where a session wrote what a sanitizer writes."""
+    """Serves until the block ends; fails where a session wrote what a sanitizer writes. `flavour`: one of WAYS too."""
+    flavour, _, way = flavour.partition(" ")
     built = build(flavour)
     socket = folder / "s"
     errors = folder / "host.log"
@@ -172,7 +176,7 @@ def host(folder: Path, flavour: str, *arguments: str, memory: int = MEMORY, **ex
         )
     try:
         wait_until(socket.exists, "the session host listens")
-        yield Host(folder, built, process)
+        yield Host(folder, built, process, way != "socket")
     finally:
         process.kill()
         process.wait()

@@ -15,7 +15,7 @@ PAGE = 2 << 20
 WINDOW = range(0x300000000000, 0x300000000000 + (1 << 40))
 
 
-@pytest.fixture(params=["plain", "checked"])
+@pytest.fixture(params=shim.WAYS)
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[shim.Host]:
     with shim.host(tmp_path, request.param) as running:
         yield running

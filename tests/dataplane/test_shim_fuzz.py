@@ -61,8 +61,16 @@ def test_fuzz_hello(tmp_path: Path) -> None:
     assert fuzz(tmp_path, "fuzz_hello", [], seeds, 300) > 1000
 
 
+def test_fuzz_ring(tmp_path: Path) -> None:
+    moves = [
+        b"\xff\xff\xff\xf0" * 2 + bytes([1, 0, 1, 0]) * 4,
+        bytes(8) + bytes([2, 0, 0, 0, 0x80, 0, 0, 0, 40, 0, 0, 0, 9]),
+    ]
+    assert fuzz(tmp_path, "fuzz_ring", [], moves, 400) > 1000
+
+
 def test_fuzz_session(tmp_path: Path) -> None:
     made = shim.generated(tmp_path)
-    sources = [shim.SOURCES / f"{name}.c" for name in (*SESSION, "frame", "handles", "account")]
+    sources = [shim.SOURCES / f"{name}.c" for name in (*SESSION, "frame", "handles", "account", "ring", "window")]
     sources.append(made / "session_handlers.c")
     assert fuzz(tmp_path, "fuzz_session", sources, [frames.life(), *frames.each_call()], 2000) > 500

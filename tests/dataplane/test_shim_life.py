@@ -18,7 +18,7 @@ from tests.dataplane import shim
 pytestmark = pytest.mark.native
 
 
-@pytest.fixture(params=["plain", "checked"])
+@pytest.fixture(params=shim.WAYS)
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[shim.Host]:
     with shim.host(tmp_path, request.param) as running:
         yield running
@@ -59,7 +59,7 @@ def test_a_thread_that_waits_for_a_long_kernel_does_not_stall_the_others(host: s
     assert run.all("waited") == [0, 0, 0]
 
 
-@pytest.mark.parametrize("flavour", ["plain", "checked", "races"])
+@pytest.mark.parametrize("flavour", [*shim.WAYS, "races", "races socket"])
 def test_many_threads_at_once_each_get_their_own_results(tmp_path: Path, flavour: str) -> None:
     with shim.host(tmp_path, flavour) as host:
         run = host.run("stress", "8", TSAN_OPTIONS="halt_on_error=1")

@@ -1,10 +1,14 @@
 /* What calls over the shim cost, beside the bare socket in the same run: `name=value` lines, nanoseconds or bytes a second. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <linux/futex.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,6 +68,17 @@ static void move(int fd, char *memory, size_t bytes, int out)
     }
 }
 
+/* Where BENCH_PIN is set: one side a processor. */
+static void pin(int processor)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(processor, &set);
+    if (getenv("BENCH_PIN") != NULL && sched_setaffinity(0, sizeof set, &set) != 0)
+        exit(3);
+}
+
 /* The other end of the bare socket: echoes CALLS messages, then takes COPIES streams and says so after each. */
 static void echo(int fd, char *memory)
 {
@@ -85,8 +100,10 @@ static void bench_socket(char *memory)
 
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
         exit(2);
-    if (fork() == 0)
+    if (fork() == 0) {
+        pin(1);
         echo(pair[1], memory);
+    }
     for (int i = 0; i < CALLS; i++) {
         int64_t begin = now();
         move(pair[0], memory, MESSAGE, 1);
@@ -102,6 +119,70 @@ static void bench_socket(char *memory)
     }
     say_median("socket_bulk", samples, COPIES);
     wait(NULL);
+}
+
+/* A word that one side waits for with a futex, as a ring does at the least. */
+struct bell {
+    _Alignas(64) uint32_t turn;
+    char message[MESSAGE];
+};
+
+static void await_turn(uint32_t *turn, uint32_t wanted)
+{
+    uint32_t seen;
+
+    while ((seen = __atomic_load_n(turn, __ATOMIC_SEQ_CST)) != wanted)
+        syscall(SYS_futex, turn, FUTEX_WAIT, seen, NULL, NULL, 0);
+}
+
+static void give_turn(uint32_t *turn, uint32_t value)
+{
+    __atomic_store_n(turn, value, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, turn, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+static void bench_futex(char *memory)
+{
+    static int64_t samples[CALLS];
+    struct bell *bell = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (fork() == 0) {
+        pin(1);
+        for (uint32_t i = 0; i < CALLS; i++) {
+            await_turn(&bell[0].turn, i + 1);
+            memcpy(memory, bell[0].message, MESSAGE);
+            memcpy(bell[1].message, memory, MESSAGE);
+            give_turn(&bell[1].turn, i + 1);
+        }
+        _exit(0);
+    }
+    for (uint32_t i = 0; i < CALLS; i++) {
+        int64_t begin = now();
+        memcpy(bell[0].message, memory, MESSAGE);
+        give_turn(&bell[0].turn, i + 1);
+        await_turn(&bell[1].turn, i + 1);
+        memcpy(memory, bell[1].message, MESSAGE);
+        samples[i] = now() - begin;
+    }
+    say_median("futex_call", samples, CALLS);
+    wait(NULL);
+}
+
+static void bench_memcpy(char *memory)
+{
+    static int64_t samples[COPIES];
+    char *to = malloc(BULK);
+
+    memset(to, 2, BULK);
+    for (int i = 0; i < COPIES; i++) {
+        int64_t begin = now();
+        memcpy(to, memory, BULK);
+        samples[i] = now() - begin;
+        memory[i]++;
+    }
+    say_median("memcpy", samples, COPIES);
+    printf("sum=%d\n", to[BULK / 2]);
+    free(to);
 }
 
 static void bench_calls(CUfunction none)
@@ -168,7 +249,10 @@ int main(void)
         return 2;
     memset(memory, 1, BULK);
     setvbuf(stdout, NULL, _IOLBF, 0);
+    pin(0);
     bench_socket(memory);
+    bench_futex(memory);
+    bench_memcpy(memory);
     must(cuInit, 0u);
     must(cuCtxCreate_v2, &context, 0u, 0);
     must(cuModuleLoadData, &module, "ptx");

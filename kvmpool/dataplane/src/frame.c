@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 static uint32_t body_max(uint16_t op)
@@ -67,7 +66,7 @@ int kp_hello_check(const void *body, size_t length, struct kp_hello *out)
     if (length != sizeof hello)
         return -EPROTO;
     memcpy(&hello, body, sizeof hello);
-    if (hello.wire_version != KP_WIRE_VERSION || hello.flags != 0)
+    if (hello.wire_version != KP_WIRE_VERSION || (hello.flags & ~KP_HELLO_WINDOW) != 0)
         return -EPROTO;
     if (kp_claim_name_check(hello.claim, sizeof hello.claim) != 0 ||
         text_check(hello.token, sizeof hello.token) != 0 || text_check(hello.program, sizeof hello.program) != 0)
@@ -139,29 +138,34 @@ int kp_frame_read(int fd, struct kp_frame *frame, void *body, size_t room)
     return rc == 0 ? kp_read_full(fd, body, frame->length) : rc;
 }
 
-int kp_frame_write(int fd, uint16_t op, uint16_t flags, uint32_t seq, const void *body, uint32_t length)
+int kp_write_parts(int fd, const struct iovec *part, int parts)
 {
-    struct kp_frame frame = {.magic = KP_MAGIC, .op = op, .flags = flags, .length = length, .seq = seq};
-    struct iovec parts[2] = {{&frame, sizeof frame}, {(void *)(uintptr_t)body, length}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = length > 0 ? 2 : 1};
-    size_t left = sizeof frame + length;
+    struct iovec left[2] = {part[0], parts > 1 ? part[1] : (struct iovec){NULL, 0}};
+    struct msghdr message = {.msg_iov = left, .msg_iovlen = 2};
 
-    if (length > body_max(op))
-        return -EMSGSIZE;
-    for (;;) {
-        ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
+    while (left[0].iov_len + left[1].iov_len > 0) {
+        ssize_t n = left[1].iov_len == 0 ? send(fd, left[0].iov_base, left[0].iov_len, MSG_NOSIGNAL)
+                                         : sendmsg(fd, &message, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return -errno;
-        left -= (size_t)n;
-        if (left == 0)
-            return 0;
-        if (left <= length)
-            return kp_write_full(fd, (const char *)body + (length - left), left);
-        parts[0].iov_base = (char *)parts[0].iov_base + n; /* not even the header went: rare, so one part at a time */
-        parts[0].iov_len -= (size_t)n;
+        for (int i = 0; i < 2; i++) {
+            size_t gone = (size_t)n < left[i].iov_len ? (size_t)n : left[i].iov_len;
+            left[i].iov_base = (char *)left[i].iov_base + gone;
+            left[i].iov_len -= gone;
+            n -= (ssize_t)gone;
+        }
     }
+    return 0;
+}
+
+int kp_frame_write(int fd, uint16_t op, uint16_t flags, uint32_t seq, const void *body, uint32_t length)
+{
+    struct kp_frame frame = {.magic = KP_MAGIC, .op = op, .flags = flags, .length = length, .seq = seq};
+    struct iovec part[2] = {{&frame, sizeof frame}, {(void *)(uintptr_t)body, length}};
+
+    return length > body_max(op) ? -EMSGSIZE : kp_write_parts(fd, part, 2);
 }
 
 int kp_hello_read(int fd, struct kp_hello *out)

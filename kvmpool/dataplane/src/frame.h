@@ -13,6 +13,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kvmpool's wire is little-endian and is not converted"
@@ -39,6 +40,8 @@ enum kp_op {
     KP_OP_MAX = 1024,
 };
 
+#define KP_HELLO_WINDOW 1u
+
 #define KP_FLAG_REPLY 1u /* the guest waits for a REPLY */
 #define KP_FLAGS_KNOWN KP_FLAG_REPLY
 
@@ -63,7 +66,7 @@ struct kp_hello {
     char claim[32];        /* "gpu0"; letters, digits, '-', '_' */
     char token[64];        /* empty on vsock and unix */
     uint32_t pid;          /* in the guest; for logs only */
-    uint32_t flags;        /* 0 */
+    uint32_t flags;        /* KP_HELLO_WINDOW: may be sent a window of shared memory with the welcome */
     uint64_t nonce;        /* differs for each guest process; for logs and a later RESUME */
     uint64_t va_base;      /* first device address of this session */
     char program[64];      /* the guest's word, for logs only */
@@ -95,6 +98,8 @@ int kp_claim_name_check(const char *name, size_t room);
 /* 0, -ECONNRESET where the peer closed before `length` bytes (also at once), -EPROTO, or another negative errno. */
 int kp_read_full(int fd, void *buffer, size_t length);
 int kp_write_full(int fd, const void *buffer, size_t length); /* raises no SIGPIPE */
+
+int kp_write_parts(int fd, const struct iovec *part, int parts); /* at most two, as one */
 
 /* One frame; `out` holds at least `room` bytes and a longer body is -EPROTO. Blocking. */
 int kp_frame_read(int fd, struct kp_frame *frame, void *body, size_t room);

@@ -1,10 +1,23 @@
-/* Takes the guest's bytes off the socket, through one buffer, and checks each frame before anybody acts on it. */
+/* Takes the guest's bytes off the socket or the ring, through one buffer, and checks each frame before anybody acts on it. */
 #define _GNU_SOURCE
 #include "session_state.h"
 
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
+
+/* At least a byte of the stream; 0 at its end. */
+static ssize_t more(struct kp_server *s, void *to, size_t room)
+{
+    ssize_t n;
+
+    if (s->window.base != NULL)
+        return kp_ring_read(&s->from_guest, to, room);
+    do
+        n = read(s->fd, to, room);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
 
 int kp_take(struct kp_server *s, void *to, size_t bytes)
 {
@@ -22,11 +35,9 @@ int kp_take(struct kp_server *s, void *to, size_t bytes)
             continue;
         }
         bool direct = at != NULL && bytes >= KP_READ_BYTES / 4;
-        ssize_t n = read(s->fd, direct ? at : s->in, direct ? bytes : KP_READ_BYTES);
-        if (n < 0 && errno == EINTR)
-            continue;
+        ssize_t n = more(s, direct ? at : s->in, direct ? bytes : KP_READ_BYTES);
         if (n <= 0)
-            return n == 0 ? -ECONNRESET : -errno;
+            return n == 0 ? -ECONNRESET : (int)n;
         if (direct) {
             at += n;
             bytes -= (size_t)n;

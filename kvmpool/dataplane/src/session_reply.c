@@ -37,6 +37,16 @@ void kp_note(struct kp_server *s, CUresult result)
         atomic_compare_exchange_strong(&s->sticky, &none, result);
 }
 
+int kp_put(struct kp_server *s, const struct iovec *part, int parts)
+{
+    int rc;
+
+    pthread_mutex_lock(&s->tx);
+    rc = s->window.base != NULL ? kp_ring_write(&s->to_guest, part, parts) : kp_write_parts(s->fd, part, parts);
+    pthread_mutex_unlock(&s->tx);
+    return rc;
+}
+
 /* Header, head, numbers and bytes as one piece of memory: one plain send a reply. */
 int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
 {
@@ -58,9 +68,7 @@ int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
     memcpy(whole + sizeof frame + sizeof head, w->out, number_bytes);
     if (w->give_bytes > 0)
         memcpy(whole + sizeof frame + sizeof head + number_bytes, w->give, w->give_bytes);
-    pthread_mutex_lock(&s->tx);
-    rc = kp_write_full(s->fd, whole, sizeof frame + frame.length);
-    pthread_mutex_unlock(&s->tx);
+    rc = kp_put(s, &(struct iovec){whole, sizeof frame + frame.length}, 1);
     if (whole != small)
         free(whole);
     free(w->give);
@@ -70,10 +78,8 @@ int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
 
 int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t bytes)
 {
-    int rc;
+    struct kp_frame frame = {.magic = KP_MAGIC, .op = KP_OP_DATA, .length = bytes, .seq = seq};
+    struct iovec part[2] = {{&frame, sizeof frame}, {(void *)(uintptr_t)data, bytes}};
 
-    pthread_mutex_lock(&s->tx);
-    rc = kp_frame_write(s->fd, KP_OP_DATA, 0, seq, data, bytes);
-    pthread_mutex_unlock(&s->tx);
-    return rc;
+    return kp_put(s, part, 2);
 }

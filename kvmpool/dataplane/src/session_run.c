@@ -118,6 +118,23 @@ static int serve_frame(struct kp_server *s)
     return kp_enter_home(s, number);
 }
 
+/* With a window where the guest can have one; without it all goes over the socket, which is slower and no error. */
+static int send_welcome(struct kp_server *s, const struct kp_hello *hello, const struct kp_welcome *answer)
+{
+    int memory = -1, rc = 0;
+
+    if (answer->status == 0 && (hello->flags & KP_HELLO_WINDOW) != 0 && kp_window_possible(s->fd))
+        rc = kp_window_make(&s->window, &memory);
+    if (rc != 0)
+        log_line(s, "no shared memory with %s: %s", hello->program, strerror(-rc));
+    rc = kp_window_welcome_write(s->fd, answer, memory);
+    if (memory >= 0) {
+        close(memory);
+        kp_window_rings(&s->window, true, s->fd, &s->from_guest, &s->to_guest);
+    }
+    return rc;
+}
+
 static int welcome(struct kp_server *s, const struct kp_hello *hello)
 {
     const uint8_t hash[16] = KP_CAPS_HASH;
@@ -135,7 +152,7 @@ static int welcome(struct kp_server *s, const struct kp_hello *hello)
     }
     if (answer.status != 0)
         log_line(s, "refused %s: %s", hello->program, answer.text);
-    rc = kp_welcome_write(s->fd, &answer);
+    rc = send_welcome(s, hello, &answer);
     return answer.status != 0 ? answer.status : rc;
 }
 
@@ -172,7 +189,8 @@ int kp_session_run(const struct kp_session *session, int fd, const struct kp_hel
         return -ENOMEM;
     if ((rc = welcome(s, hello)) != 0)
         return rc == -EPIPE ? 0 : rc;
-    log_line(s, "serves %s (pid %u in the guest)", hello->program, hello->pid);
+    log_line(s, "serves %s (pid %u in the guest) over %s", hello->program, hello->pid,
+             s->window.base != NULL ? "shared memory" : "its socket");
     while ((rc = serve_frame(s)) == 0)
         ;
     if (rc == 1 || rc == -ECONNRESET || rc == -EPIPE)

@@ -15,6 +15,7 @@
 #include "info.h"
 #include "session.h"
 #include "session_driver.h"
+#include "window.h"
 
 #define KP_CALL_MAX 65536u /* bytes of a call's own body; more than numbers, a launch's parameters or a name never need */
 #define KP_READ_BYTES 16384u /* read ahead: a hundred launches; more would be copied twice before bulk */
@@ -68,6 +69,8 @@ struct kp_grave {
 struct kp_server {
     const struct kp_session *session;
     int fd;
+    struct kp_window window; /* without base: all goes over the socket */
+    struct kp_ring from_guest, to_guest;
     uint64_t va_base;
     struct kp_driver driver;
     CUdevice device;
@@ -129,6 +132,7 @@ int kp_take_bulk_frame(struct kp_server *s, uint32_t seq, size_t left, uint32_t 
 int kp_drain_bulk(struct kp_server *s, uint32_t seq, size_t left);
 
 /* session_reply.c */
+int kp_put(struct kp_server *s, const struct iovec *part, int parts); /* in one piece behind what others put */
 void kp_note(struct kp_server *s, CUresult result); /* an asynchronous call's */
 int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result);
 int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t bytes);

@@ -16,6 +16,7 @@
 #include "handles.h"
 #include "info.h"
 #include "shim_api.h"
+#include "window.h"
 
 #define KP_EXPORT __attribute__((visibility("default")))
 #define KP_OUT_BYTES 65536u /* of calls that wait to be sent together */
@@ -41,6 +42,8 @@ struct kp_stats {
 /* The connection. `tx` orders everything that is sent and guards all but the members of the receiving side. */
 struct kp_link {
     int fd; /* -1: none */
+    struct kp_window window; /* without base: all goes over the socket */
+    struct kp_ring to_worker, from_worker;
     atomic_bool lost; /* the worker is gone; until the next dial */
     uint32_t epoch;   /* counts dials: a context of an older one is dead */
     uint32_t seq;
@@ -74,10 +77,11 @@ struct kp_function {
 
 struct kp_shim {
     pthread_mutex_t tx;
-    pthread_cond_t filled; /* the flusher's */
+    pthread_cond_t filled; /* the flusher's: `flushing` was set */
     atomic_int ready;      /* cuInit has succeeded */
     atomic_bool forked;    /* this is a child of the process that called cuInit */
     bool flusher, synchronous;
+    bool flushing; /* the flusher was woken and has not flushed since */
     struct kp_link link;
     struct kp_handles handles;
     struct kp_welcome welcome;
@@ -95,8 +99,9 @@ CUresult kp_start(void);
 CUresult kp_unsupported(const char *name);
 void kp_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* shim_dial.c: a connected socket (blocking, with a timeout while it greets), or a CUresult in *why. */
-int kp_dial(struct kp_welcome *welcome, CUresult *why);
+/* shim_dial.c: a connected socket (blocking, with a timeout while it greets), or a CUresult in *why. The window has a base
+ * where the worker gave one. */
+int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why);
 
 /* shim_link.c. kp_enter takes `tx` when it returns 0; kp_send, kp_ask and kp_leave give it back. */
 CUresult kp_enter(void);        /* for a call that runs in the thread's current context */

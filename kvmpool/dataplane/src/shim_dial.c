@@ -195,7 +195,14 @@ static void limit_wait(int fd, int seconds)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-static int greet(int fd, const struct endpoint *endpoint, struct kp_welcome *welcome)
+static bool window_wanted(int fd)
+{
+    const char *wish = getenv("KVMPOOL_SHM");
+
+    return (wish == NULL || strcmp(wish, "0") != 0) && kp_window_possible(fd);
+}
+
+static int greet(int fd, const struct endpoint *endpoint, bool want_window, struct kp_welcome *welcome, int *memory)
 {
     const uint8_t hash[16] = KP_CAPS_HASH;
     struct kp_hello hello = {.wire_version = KP_WIRE_VERSION, .pid = (uint32_t)getpid(), .va_base = KP_VA_BASE};
@@ -211,10 +218,11 @@ static int greet(int fd, const struct endpoint *endpoint, struct kp_welcome *wel
         hello.nonce = (uint64_t)getpid();
     if (kp_hello_check(&hello, sizeof hello, &hello) != 0)
         return -EINVAL;
+    hello.flags = want_window ? KP_HELLO_WINDOW : 0;
     limit_wait(fd, GREETING_SECONDS);
     rc = kp_hello_write(fd, &hello);
     if (rc == 0)
-        rc = kp_welcome_read(fd, welcome);
+        rc = kp_window_welcome_read(fd, welcome, memory);
     limit_wait(fd, 0);
     return rc;
 }
@@ -232,11 +240,43 @@ static CUresult refusal(int status)
     }
 }
 
-int kp_dial(struct kp_welcome *welcome, CUresult *why)
+/* Connects and greets: a socket, -1 where nobody is there, or -2 where another try without a window is worth it. */
+static int dial(const struct endpoint *endpoint, bool windows, struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
+{
+    char address[TEXT_MAX];
+    int fd, rc, memory = -1;
+
+    memcpy(address, endpoint->address, sizeof address);
+    if ((fd = connect_endpoint(address)) < 0) {
+        kp_log("%s: %s", endpoint->address, strerror(-fd));
+        *why = fd == -EINVAL || fd == -ENODEV || fd == -EAFNOSUPPORT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
+        return -1;
+    }
+    rc = greet(fd, endpoint, windows && window_wanted(fd), welcome, &memory);
+    int opened = memory >= 0 ? kp_window_open(window, memory) : 0;
+    if (memory >= 0)
+        close(memory);
+    if (rc == 0 && welcome->status == 0 && opened == 0) {
+        kp_log("%s: claim %s, %llu bytes, over %s", endpoint->address, endpoint->claim,
+               (unsigned long long)welcome->memory_bytes, window->base != NULL ? "shared memory" : "its socket");
+        return fd;
+    }
+    if (opened != 0)
+        kp_log("%s: shared memory: %s", endpoint->address, strerror(-opened));
+    else if (rc == -EINVAL)
+        kp_log("%s: the claim's name or the token is malformed. Next: compare it with the domain's XML", endpoint->address);
+    else
+        kp_log("%s: claim %s: %s", endpoint->address, endpoint->claim, rc != 0 ? strerror(-rc) : welcome->text);
+    *why = rc == -EINVAL ? CUDA_ERROR_NO_DEVICE : rc != 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : refusal(welcome->status);
+    kp_window_close(window);
+    close(fd);
+    return opened != 0 ? -2 : -1;
+}
+
+int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
 {
     struct endpoint endpoint;
-    char address[TEXT_MAX];
-    int fd, rc;
+    int fd;
 
     find_endpoint(&endpoint);
     if (endpoint.address[0] == 0) {
@@ -244,22 +284,6 @@ int kp_dial(struct kp_welcome *welcome, CUresult *why)
         *why = CUDA_ERROR_NO_DEVICE;
         return -1;
     }
-    memcpy(address, endpoint.address, sizeof address);
-    if ((fd = connect_endpoint(address)) < 0) {
-        kp_log("%s: %s", endpoint.address, strerror(-fd));
-        *why = fd == -EINVAL || fd == -ENODEV || fd == -EAFNOSUPPORT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
-        return -1;
-    }
-    rc = greet(fd, &endpoint, welcome);
-    if (rc == 0 && welcome->status == 0) {
-        kp_log("%s: claim %s, %llu bytes", endpoint.address, endpoint.claim, (unsigned long long)welcome->memory_bytes);
-        return fd;
-    }
-    if (rc == -EINVAL)
-        kp_log("%s: the claim's name or the token is malformed. Next: compare it with the domain's XML", endpoint.address);
-    else
-        kp_log("%s: claim %s: %s", endpoint.address, endpoint.claim, rc != 0 ? strerror(-rc) : welcome->text);
-    *why = rc == -EINVAL ? CUDA_ERROR_NO_DEVICE : rc != 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : refusal(welcome->status);
-    close(fd);
-    return -1;
+    fd = dial(&endpoint, true, welcome, window, why);
+    return fd == -2 ? dial(&endpoint, false, welcome, window, why) : fd;
 }

@@ -76,6 +76,7 @@ static void after_fork_in_child(void)
     if (kp_shim.link.fd >= 0)
         close(kp_shim.link.fd); /* without shutdown: the connection is the parent's */
     kp_shim.link.fd = -1;
+    kp_shim.link.window.base = NULL; /* its rings are not mapped here */
     kp_shim.link.filled = 0;
     if (atomic_load(&kp_shim.ready))
         atomic_store(&kp_shim.forked, true);

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,44 +22,32 @@ struct kp_shim kp_shim = {
     .link = {.fd = -1, .rx = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER},
 };
 
-/* Two parts, either may be empty; loses the link where it fails. */
-static int write_parts(struct iovec *part)
+/* One or two parts; loses the link where it fails. */
+static int put(const struct iovec *part, int parts)
 {
     struct kp_link *link = &kp_shim.link;
-    struct msghdr message = {.msg_iov = part, .msg_iovlen = 2};
+    int rc = -EPIPE;
 
-    while (part[0].iov_len + part[1].iov_len > 0) {
-        ssize_t n = -1;
-        errno = EPIPE;
-        if (!atomic_load(&link->lost))
-            n = part[1].iov_len == 0 ? send(link->fd, part[0].iov_base, part[0].iov_len, MSG_NOSIGNAL)
-                                     : sendmsg(link->fd, &message, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0) {
-            int rc = -errno;
-            kp_link_lose(strerror(errno));
-            return rc;
-        }
-        kp_shim.stats.bytes_out += (size_t)n;
-        kp_shim.stats.writes++;
-        for (int i = 0; i < 2; i++) {
-            size_t gone = (size_t)n < part[i].iov_len ? (size_t)n : part[i].iov_len;
-            part[i].iov_base = (char *)part[i].iov_base + gone;
-            part[i].iov_len -= gone;
-            n -= (ssize_t)gone;
-        }
+    if (!atomic_load(&link->lost))
+        rc = link->window.base != NULL ? kp_ring_write(&link->to_worker, part, parts)
+                                       : kp_write_parts(link->fd, part, parts);
+    if (rc != 0) {
+        kp_link_lose(strerror(-rc));
+        return rc;
     }
+    for (int i = 0; i < parts; i++)
+        kp_shim.stats.bytes_out += part[i].iov_len;
+    kp_shim.stats.writes++;
     return 0;
 }
 
 int kp_link_flush(void)
 {
     struct kp_link *link = &kp_shim.link;
-    struct iovec part[2] = {{link->out, link->filled}, {NULL, 0}};
+    struct iovec part = {link->out, link->filled};
 
     link->filled = 0;
-    return part[0].iov_len > 0 ? write_parts(part) : 0;
+    return part.iov_len > 0 ? put(&part, 1) : 0;
 }
 
 static void *flush_for_ever(void *unused)
@@ -70,11 +57,12 @@ static void *flush_for_ever(void *unused)
     (void)unused;
     pthread_mutex_lock(&kp_shim.tx);
     for (;;) {
-        while (kp_shim.link.filled == 0)
+        while (!kp_shim.flushing)
             pthread_cond_wait(&kp_shim.filled, &kp_shim.tx);
         pthread_mutex_unlock(&kp_shim.tx);
         nanosleep(&wait, NULL);
         pthread_mutex_lock(&kp_shim.tx);
+        kp_shim.flushing = false;
         kp_link_flush();
     }
     return NULL;
@@ -90,8 +78,6 @@ void kp_link_put(uint16_t op, uint16_t flags, uint32_t seq, const uint64_t *numb
     frame.length = (uint32_t)number_bytes + tail_bytes;
     if (link->filled + sizeof frame + frame.length > sizeof link->out)
         kp_link_flush();
-    if (link->filled == 0 && kp_shim.flusher)
-        pthread_cond_signal(&kp_shim.filled);
     memcpy(link->out + link->filled, &frame, sizeof frame);
     link->filled += sizeof frame;
     if (count > 0)
@@ -114,7 +100,7 @@ static int put_bulk(uint32_t seq, const unsigned char *bulk, size_t bytes)
         } else {
             struct iovec part[2] = {{&frame, sizeof frame}, {(void *)(uintptr_t)bulk, n}};
             int rc = kp_link_flush();
-            if (rc != 0 || (rc = write_parts(part)) != 0)
+            if (rc != 0 || (rc = put(part, 2)) != 0)
                 return rc;
             kp_shim.stats.frames++;
         }
@@ -168,8 +154,18 @@ CUresult kp_enter_device(void)
     return CUDA_SUCCESS;
 }
 
+/* With `tx` held, before it is given back: what stays in the buffer is sent soon. A call that flushes wakes nobody. */
+static void leave_to_flusher(void)
+{
+    if (kp_shim.link.filled > 0 && kp_shim.flusher && !kp_shim.flushing) {
+        kp_shim.flushing = true;
+        pthread_cond_signal(&kp_shim.filled);
+    }
+}
+
 CUresult kp_leave(CUresult result)
 {
+    leave_to_flusher();
     pthread_mutex_unlock(&kp_shim.tx);
     return result;
 }
@@ -193,6 +189,8 @@ static CUresult call(uint16_t op, const uint64_t *numbers, unsigned count, const
         kp_link_flush();
     if (answer != NULL)
         kp_shim.stats.round_trips++;
+    else
+        leave_to_flusher();
     pthread_mutex_unlock(&kp_shim.tx);
     if (answer != NULL)
         return kp_await(&waiter);
@@ -236,6 +234,7 @@ static void start_flusher(void)
 CUresult kp_link_open(void)
 {
     struct kp_link *link = &kp_shim.link;
+    struct kp_window window = {NULL};
     struct kp_welcome welcome;
     CUresult why;
     int fd;
@@ -244,11 +243,15 @@ CUresult kp_link_open(void)
     while (link->reading || link->waiters != NULL) /* of the lost connection: they are being told */
         pthread_cond_wait(&link->idle, &link->rx);
     pthread_mutex_unlock(&link->rx);
-    if ((fd = kp_dial(&welcome, &why)) < 0)
+    if ((fd = kp_dial(&welcome, &window, &why)) < 0)
         return why;
     if (link->fd >= 0)
         close(link->fd);
     link->fd = fd;
+    kp_window_close(&link->window);
+    link->window = window;
+    if (window.base != NULL)
+        kp_window_rings(&window, false, fd, &link->from_worker, &link->to_worker);
     link->context = 0;
     link->filled = 0;
     link->in_at = link->in_end = 0;

@@ -12,6 +12,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* At least a byte of the stream; 0 at its end. */
+static ssize_t more(struct kp_link *link, void *to, size_t room)
+{
+    ssize_t n;
+
+    if (link->window.base != NULL)
+        return kp_ring_read(&link->from_worker, to, room);
+    do
+        n = read(link->fd, to, room);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
 /* Takes `bytes` off the stream into `to`, or nowhere where `to` is NULL. Only the reader calls this. */
 static int take(struct kp_link *link, void *to, size_t bytes)
 {
@@ -29,11 +42,9 @@ static int take(struct kp_link *link, void *to, size_t bytes)
             continue;
         }
         int direct = at != NULL && bytes >= sizeof link->in;
-        ssize_t n = read(link->fd, direct ? at : link->in, direct ? bytes : sizeof link->in);
-        if (n < 0 && errno == EINTR)
-            continue;
+        ssize_t n = more(link, direct ? at : link->in, direct ? bytes : sizeof link->in);
         if (n <= 0)
-            return n == 0 ? -ECONNRESET : -errno;
+            return n == 0 ? -ECONNRESET : (int)n;
         kp_shim.stats.bytes_in += (size_t)n;
         if (direct) {
             at += n;
