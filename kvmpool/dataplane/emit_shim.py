@@ -67,7 +67,10 @@ def _export(call: Call, symbol: Symbol, table: Table) -> str:
         if call.name == "cuLaunchKernelEx":
             target = "kp_cuLaunchKernelEx_ptsz"
     head = f"CUresult {symbol.name}({_parameters(call.args)})"
-    return f"KP_EXPORT {head};\n{head}\n{{\n    return {target}({', '.join(names)});\n}}"
+    body = f"{target}({', '.join(names)})"
+    if call.target.startswith("cuMemcpy"):  # the Async one returns before the bytes of page-locked memory were copied
+        return f"KP_EXPORT {head};\n{head}\n{{\n    kp_copy_begin();\n    return kp_copy_end({body}, {names[-1]});\n}}"
+    return f"KP_EXPORT {head};\n{head}\n{{\n    return {body};\n}}"
 
 
 def _stub(call: Call) -> str:

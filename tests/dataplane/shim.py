@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DATAPLANE = ROOT / "kvmpool" / "dataplane"
 SOURCES = DATAPLANE / "src"
 NATIVE = ROOT / "tests" / "native"
-GUEST = ("guest.c", "guest_calls.c", "guest_life.c")
+GUEST = ("guest.c", "guest_calls.c", "guest_life.c", "guest_pinned.c")
 WARNINGS = ("-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}")
 FLAVOURS = {
     "plain": ("-O2",),

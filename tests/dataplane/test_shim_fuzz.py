@@ -16,7 +16,15 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed (libFuzzer)"),
 ]
 
-SESSION = ("session_copy", "session_memory", "session_module", "session_objects", "session_read", "session_wait")
+SESSION = (
+    "session_arena",
+    "session_copy",
+    "session_memory",
+    "session_module",
+    "session_objects",
+    "session_read",
+    "session_wait",
+)
 
 
 def fuzz(tmp_path: Path, name: str, sources: list[Path], seeds: list[bytes], length: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import struct
 import threading
@@ -271,3 +272,55 @@ def test_counters_a_worker_spoils_are_a_lost_device(host: shim.Host, tmp_path: P
     with worker(tmp_path / "w", spoiled):
         run = host.run("init", KVMPOOL_ENDPOINT=f"unix:{tmp_path}/w")
     assert run["init"] == 46
+
+
+@pytest.mark.parametrize("way", shim.WAYS)
+@pytest.mark.parametrize("size", [100, 4096, 20_000_001])
+def test_page_locked_memory_is_copied_right_in_every_way(tmp_path: Path, way: str, size: int) -> None:
+    with shim.host(tmp_path, way) as host:
+        run = host.run("pinned", str(size))
+    assert run.code == 0, run.lines
+    right = ("apart", "async", "sync", "unified", "plain", "inside", "rows", "small_untouched", "again")
+    assert {name: run[name] for name in right} == dict.fromkeys(right, 1)
+    assert (run["beyond_allocation"], run["freed_twice"]) == (1, 1)
+
+
+def test_bytes_of_page_locked_memory_do_not_travel(tmp_path: Path) -> None:
+    with shim.host(tmp_path, "plain") as host:
+        small, large = host.run("pinned", "4096"), host.run("pinned", "20000000")
+        registered = host.driver_calls().count("cuMemHostRegister")
+    # what is copied to plain memory, twice, is all that the larger program receives more
+    assert large.stats["bytes_in"] - small.stats["bytes_in"] < 2.1 * 20_000_000
+    assert large.stats["bytes_out"] - small.stats["bytes_out"] < 1000
+    assert registered > 0
+
+
+def test_page_locked_memory_outlives_its_worker(host: shim.Host) -> None:
+    guest = host.start("pinned_lost")
+    assert guest.stdout is not None
+    assert guest.stdout.readline() == "ready=1\n"
+    (session,) = host.sessions()
+    os.kill(session, signal.SIGKILL)
+    shim.wait_until(lambda: host.sessions() == [], "the session is gone")
+    run = host.finish(guest, "\n")
+    assert (run.code, run["synchronise"], run["equal"]) == (0, 46, 1)
+
+
+@pytest.mark.parametrize("numbers", [(512 << 20, 1), (0, (512 << 20) + 1), (1 << 63, 1 << 63), ((1 << 64) - 1, 2)])
+def test_an_offset_beyond_the_arena_ends_the_session(host: shim.Host, numbers: tuple[int, int]) -> None:
+    offset, size = numbers
+    for name in ("arena_in", "arena_out"):
+        side = begun(host)
+        side.put(call(name, frames.VA_BASE, size, offset, 0))
+        assert side.ended()
+
+
+def test_a_guest_without_a_window_has_no_arena(host: shim.Host) -> None:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(20)
+        line.connect(str(host.folder / "s"))
+        handle = frames.CONTEXT_HANDLE
+        begin = call("context_create", handle, 0) + frame(frames.CONTEXT, struct.pack("<Q", handle))
+        line.sendall(frames.hello() + begin + call("arena_in", frames.VA_BASE, 8, 0, 0))
+        while line.recv(4096):
+            pass

@@ -114,11 +114,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static struct kp_hello hello = {.va_base = 1ull << 45};
     static struct kp_server *s;
     char text[8];
+    int memory;
 
     if (s == NULL) {
         session.account = account = kp_account_new(session.memory_bytes);
         s = make_server(&session, -1, &hello);
         kp_driver_load(s, text, sizeof text);
+        if (kp_window_make(&s->window, &memory) != 0)
+            abort();
+        kp_window_rings(&s->window, true, -1, &s->from_guest, &s->to_guest);
+        s->from_guest.ended = true; /* with nothing in it: an arena is all this is for */
         s->waiters = KP_WAITERS_MAX; /* so that calls that block are made here */
     }
     if (size > KP_READ_BYTES)

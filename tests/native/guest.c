@@ -17,7 +17,7 @@ int main(int argc, char **argv)
         {"memory", case_memory}, {"fill", case_fill}, {"checks", case_checks}, {"fault", case_fault},
         {"deferred", case_deferred}, {"fork", case_fork}, {"lost", case_lost}, {"quota", case_quota},
         {"lookup", case_lookup}, {"contexts", case_contexts}, {"per_thread", case_per_thread}, {"modules", case_modules},
-        {"events", case_events}, {"init", case_init}, {"unflushed", case_unflushed},
+        {"events", case_events}, {"init", case_init}, {"unflushed", case_unflushed}, {"pinned_lost", case_pinned_lost},
     };
 
     if ((library = dlopen("libcuda.so.1", RTLD_NOW)) == NULL) {
@@ -26,6 +26,8 @@ int main(int argc, char **argv)
     }
     if (strcmp(name, "bulk") == 0)
         return case_bulk(strtoull(second, NULL, 0)), 0;
+    if (strcmp(name, "pinned") == 0)
+        return case_pinned(strtoull(second, NULL, 0)), 0;
     if (strcmp(name, "batch") == 0)
         return case_batch(atoi(second), atoi(third)), 0;
     if (strcmp(name, "threads") == 0)

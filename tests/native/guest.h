@@ -81,6 +81,8 @@ void case_contexts(void);
 void case_per_thread(void);
 void case_modules(void);
 void case_events(void);
+void case_pinned(size_t bytes);
+void case_pinned_lost(void);
 void case_init(void);
 void case_stress(int threads);
 

@@ -114,6 +114,7 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     kp_memory_drop(s, number);
     kp_forget(s, number);
     drop_slots(home);
+    kp_arena_leave(s, home);
     rc = s->driver.cuCtxDestroy_v2(home->context);
     home->retired = s->retired;
     s->retired = home;

@@ -39,6 +39,7 @@ struct kp_home {
     struct kp_slot in[KP_SLOTS_IN], out[KP_SLOTS_OUT];
     unsigned next_in;
     pthread_mutex_t out_lock;
+    uint64_t tried, registered; /* chunks of the arena, a bit each */
     struct kp_home *retired; /* the next of those whose context is gone */
 };
 
@@ -151,6 +152,9 @@ CUresult kp_memory_reap(struct kp_server *s, uint64_t va); /* takes away what kp
 bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes); /* false: surely no memory of the session */
 void kp_memory_drop(struct kp_server *s, uint64_t home_number);
 
+/* session_arena.c */
+void kp_arena_leave(struct kp_server *s, struct kp_home *home); /* before its context goes */
+
 /* session_reap.c: hands a freed allocation to the reaper, which owns it then. */
 CUresult kp_bury(struct kp_server *s, struct kp_grave *grave);
 
@@ -166,6 +170,8 @@ int kp_do_alloc(struct kp_server *s, struct kp_work *w);
 int kp_do_free(struct kp_server *s, struct kp_work *w);
 int kp_do_copy_in(struct kp_server *s, struct kp_work *w);
 int kp_do_copy_out(struct kp_server *s, struct kp_work *w);
+int kp_do_arena_in(struct kp_server *s, struct kp_work *w);
+int kp_do_arena_out(struct kp_server *s, struct kp_work *w);
 int kp_do_box_in(struct kp_server *s, struct kp_work *w);
 int kp_do_box_out(struct kp_server *s, struct kp_work *w);
 int kp_do_box_between(struct kp_server *s, struct kp_work *w);

@@ -144,6 +144,7 @@ CUstream kp_per_thread(CUstream stream);
 #define KP_THREAD_STREAMS 8 /* contexts that a thread uses its per-thread default stream in */
 struct kp_thread {
     unsigned depth;
+    bool unsettled; /* a copy of memory in the window was sent since kp_copy_begin */
     uint64_t contexts[KP_CONTEXTS_MAX];
     struct {
         uint64_t context, stream;
@@ -170,8 +171,14 @@ CUresult kp_device_range(CUdeviceptr address, size_t bytes); /* with `tx` held: 
 /* shim_module.c, with `tx` held: NULL where it is no function. */
 struct kp_function *kp_function_of(CUfunction f);
 
-/* shim_host.c: page-locked host memory, which is plain memory here. */
+/* shim_host.c: page-locked host memory: in the window where there is one with room, plain memory otherwise. */
 bool kp_host_find(const void *address, void **start, size_t *bytes);
+bool kp_host_shared(const void *address, size_t bytes, uint64_t *offset); /* with `tx` held: all of it in the window */
+void kp_host_leave(struct kp_window *window); /* with `tx` held: its worker is lost */
+
+/* A copy of memory in the window is over when its stream says so. A call that must not return earlier begins and ends so. */
+void kp_copy_begin(void);
+CUresult kp_copy_end(CUresult result, CUstream stream);
 
 CUresult kp_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
 

@@ -94,6 +94,18 @@ static CUresult enter(const struct side *card, CUstream stream, uint64_t *number
     return rc == CUDA_SUCCESS ? rc : kp_leave(rc);
 }
 
+/* Rows are read here and now: a copy into them that is under way in the stream comes first. */
+static CUresult arrived(const struct side *from, CUstream stream)
+{
+    uint64_t offset;
+    bool shared;
+
+    pthread_mutex_lock(&kp_shim.tx);
+    shared = kp_host_shared(from->host, 1, &offset);
+    pthread_mutex_unlock(&kp_shim.tx);
+    return shared ? kp_cuStreamSynchronize(stream) : CUDA_SUCCESS;
+}
+
 static CUresult box_in(const struct side *from, const struct side *to, const struct shape *shape, CUstream stream)
 {
     uint64_t in[KP_BOX_IN_IN];
@@ -103,7 +115,7 @@ static CUresult box_in(const struct side *from, const struct side *to, const str
     if (packed == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     fill(in, to, shape);
-    if ((rc = enter(to, stream, &in[KP_BOX_IN_STREAM])) == CUDA_SUCCESS) {
+    if ((rc = arrived(from, stream)) == CUDA_SUCCESS && (rc = enter(to, stream, &in[KP_BOX_IN_STREAM])) == CUDA_SUCCESS) {
         if (packed != from->host)
             pack(from, shape, packed, false);
         rc = kp_send_bulk(KP_OP_box_in, in, KP_BOX_IN_IN, packed, shape->bytes, NULL);

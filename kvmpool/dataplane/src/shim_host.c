@@ -1,4 +1,5 @@
-/* Page-locked host memory: plain memory of the guest, remembered, because no card in another machine can map it. */
+/* Page-locked host memory: a block of the window that the session has mapped too; without a window, or beyond its room, plain
+ * memory of the guest, because no card in another machine can map it. */
 #include "shim.h"
 
 #include <stdlib.h>
@@ -10,6 +11,7 @@ struct region {
     size_t bytes;
     unsigned flags;
     bool ours; /* allocated here, not registered */
+    unsigned char *window; /* that it is in, NULL: plain memory; the window of a lost worker stays mapped for it */
     struct region *next;
 };
 
@@ -35,19 +37,96 @@ bool kp_host_find(const void *address, void **start, size_t *bytes)
     return region != NULL;
 }
 
-static CUresult add(void *start, size_t bytes, unsigned flags, bool ours)
+bool kp_host_shared(const void *address, size_t bytes, uint64_t *offset)
+{
+    const unsigned char *at = address, *base = kp_shim.link.window.base;
+    struct region *region = base != NULL ? region_of(address) : NULL;
+
+    if (region == NULL || region->window != base || bytes > region->bytes - (size_t)((const char *)at - region->start) || kp_thread() == NULL)
+        return false;
+    *offset = (uint64_t)(at - base) - KP_ARENA_AT;
+    return true;
+}
+
+static bool in_use(const unsigned char *window)
+{
+    struct region *region = regions;
+
+    while (region != NULL && region->window != window)
+        region = region->next;
+    return region != NULL;
+}
+
+void kp_host_leave(struct kp_window *window)
+{
+    if (window->base != NULL && in_use(window->base))
+        window->base = NULL;
+    kp_window_close(window);
+}
+
+/* The first region of the arena that the bytes from `offset` on would touch. */
+static struct region *in_the_way(const unsigned char *base, size_t offset, size_t bytes)
+{
+    const char *start = (const char *)base + KP_ARENA_AT + offset;
+    struct region *region = regions;
+
+    while (region != NULL && (region->window != base || region->start >= start + bytes || region->start + region->bytes <= start))
+        region = region->next;
+    return region;
+}
+
+/* A block of the arena, NULL: no room. Next-fit: what was freed lately may still be looked at. */
+static void *take_shared(size_t bytes)
+{
+    static size_t next;
+    unsigned char *base = kp_shim.link.window.base;
+
+    for (int turn = 0; base != NULL && bytes <= KP_ARENA_BYTES && turn < 2; turn++) {
+        size_t at = turn == 0 ? next : 0;
+        struct region *other = NULL;
+        while (at <= KP_ARENA_BYTES - bytes && (other = in_the_way(base, at, bytes)) != NULL) {
+            at = (size_t)(other->start + other->bytes - (char *)base) - KP_ARENA_AT;
+            at = (at + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
+        }
+        if (at > KP_ARENA_BYTES - bytes)
+            continue;
+        next = (at + bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
+        return base + KP_ARENA_AT + at;
+    }
+    return NULL;
+}
+
+void kp_copy_begin(void)
+{
+    struct kp_thread *thread = kp_thread();
+
+    if (thread != NULL)
+        thread->unsettled = false;
+}
+
+CUresult kp_copy_end(CUresult result, CUstream stream)
+{
+    struct kp_thread *thread = kp_thread();
+
+    if (result != CUDA_SUCCESS || thread == NULL || !thread->unsettled)
+        return result;
+    thread->unsettled = false;
+    return kp_cuStreamSynchronize(stream);
+}
+
+static CUresult add(void *start, size_t bytes, unsigned flags, bool ours, unsigned char *window)
 {
     struct region *region = calloc(1, sizeof *region);
 
     if (region == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *region = (struct region){start, bytes, flags, ours, regions};
+    *region = (struct region){start, bytes, flags, ours, window, regions};
     regions = region;
     return CUDA_SUCCESS;
 }
 
 /* Forgets the region that starts there; false where there is none of that sort. */
-static bool drop(void *start, bool ours)
+static bool drop(void *start, bool ours, unsigned char **window)
 {
     struct region **at = &regions, *region;
 
@@ -56,6 +135,7 @@ static bool drop(void *start, bool ours)
     if ((region = *at) == NULL)
         return false;
     *at = region->next;
+    *window = region->window;
     free(region);
     return true;
 }
@@ -72,9 +152,11 @@ CUresult kp_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
         kp_leave(rc);
         return kp_unsupported("cuMemHostAlloc of mapped memory");
     }
-    if (posix_memalign(pp, ALIGNMENT, bytesize) != 0)
+    bool shared = (*pp = take_shared(bytesize)) != NULL;
+    if (!shared && posix_memalign(pp, ALIGNMENT, bytesize) != 0)
         return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    if ((rc = add(*pp, bytesize, flags, true)) != CUDA_SUCCESS)
+    rc = add(*pp, bytesize, flags, true, shared ? kp_shim.link.window.base : NULL);
+    if (rc != CUDA_SUCCESS && !shared)
         free(*pp);
     return kp_leave(rc);
 }
@@ -90,12 +172,16 @@ CUresult kp_cuMemFreeHost(void *p)
 
     if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_DEVICE_UNAVAILABLE)
         return rc;
+    unsigned char *window = NULL;
     pthread_mutex_lock(&kp_shim.tx);
-    bool found = drop(p, true);
+    bool found = drop(p, true, &window);
+    if (window != NULL && window != kp_shim.link.window.base && !in_use(window))
+        kp_window_close(&(struct kp_window){window}); /* the last of a lost worker's */
     kp_leave(rc);
     if (!found)
         return CUDA_ERROR_INVALID_VALUE;
-    free(p);
+    if (window == NULL)
+        free(p);
     return CUDA_SUCCESS;
 }
 
@@ -122,14 +208,15 @@ CUresult kp_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int flags)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
     if (region_of(p) != NULL)
         return kp_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    return kp_leave(add(p, bytesize, flags, false));
+    return kp_leave(add(p, bytesize, flags, false, NULL));
 }
 
 CUresult kp_cuMemHostUnregister(void *p)
 {
+    unsigned char *window;
     CUresult rc = kp_enter();
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    return kp_leave(drop(p, false) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    return kp_leave(drop(p, false, &window) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }

@@ -248,7 +248,7 @@ CUresult kp_link_open(void)
     if (link->fd >= 0)
         close(link->fd);
     link->fd = fd;
-    kp_window_close(&link->window);
+    kp_host_leave(&link->window);
     link->window = window;
     if (window.base != NULL)
         kp_window_rings(&window, false, fd, &link->from_worker, &link->to_worker);

@@ -87,10 +87,22 @@ CUresult kp_device_range(CUdeviceptr address, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-/* The host's bytes are read before this returns, so nobody need wait: CUDA promises no more for pageable memory. */
+/* With `tx` held, which it gives back. */
+static CUresult copy_shared(uint16_t op, CUdeviceptr device, size_t bytes, uint64_t offset, uint64_t stream)
+{
+    uint64_t in[KP_ARENA_IN_IN] = {
+        [KP_ARENA_IN_VA] = device, [KP_ARENA_IN_BYTES] = bytes, [KP_ARENA_IN_OFFSET] = offset, [KP_ARENA_IN_STREAM] = stream,
+    };
+
+    kp_thread()->unsettled = true;
+    return kp_send(op, in, KP_ARENA_IN_IN, NULL, 0);
+}
+
+/* The host's bytes are read before this returns, so nobody need wait: CUDA promises no more for pageable memory. Memory in
+ * the window is read in the stream's turn, as CUDA reads page-locked memory. */
 CUresult kp_cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t bytes, CUstream hStream)
 {
-    uint64_t in[KP_COPY_IN_IN] = {[KP_COPY_IN_VA] = dstDevice, [KP_COPY_IN_BYTES] = bytes};
+    uint64_t in[KP_COPY_IN_IN] = {[KP_COPY_IN_VA] = dstDevice, [KP_COPY_IN_BYTES] = bytes}, offset;
     CUresult rc = kp_enter();
 
     if (rc != CUDA_SUCCESS)
@@ -103,13 +115,15 @@ CUresult kp_cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, siz
         return kp_leave(rc);
     if ((rc = kp_stream_number(hStream, &in[KP_COPY_IN_STREAM])) != CUDA_SUCCESS)
         return kp_leave(rc);
+    if (kp_host_shared(srcHost, bytes, &offset))
+        return copy_shared(KP_OP_arena_in, dstDevice, bytes, offset, in[KP_COPY_IN_STREAM]);
     return kp_send_bulk(KP_OP_copy_in, in, KP_COPY_IN_IN, srcHost, bytes, NULL);
 }
 
-/* Waits for the bytes also where the host memory is page-locked: later than the program must expect, never earlier. */
+/* Waits for the bytes, unless they arrive in the window, also where the host memory is page-locked: later than the program must expect, never earlier. */
 CUresult kp_cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t bytes, CUstream hStream)
 {
-    uint64_t in[KP_COPY_OUT_IN] = {[KP_COPY_OUT_VA] = srcDevice, [KP_COPY_OUT_BYTES] = bytes};
+    uint64_t in[KP_COPY_OUT_IN] = {[KP_COPY_OUT_VA] = srcDevice, [KP_COPY_OUT_BYTES] = bytes}, offset;
     struct kp_answer answer = {.bulk = dstHost, .bulk_bytes = bytes};
     CUresult rc = kp_enter();
 
@@ -123,6 +137,8 @@ CUresult kp_cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t by
         return kp_leave(rc);
     if ((rc = kp_stream_number(hStream, &in[KP_COPY_OUT_STREAM])) != CUDA_SUCCESS)
         return kp_leave(rc);
+    if (kp_host_shared(dstHost, bytes, &offset))
+        return copy_shared(KP_OP_arena_out, srcDevice, bytes, offset, in[KP_COPY_OUT_STREAM]);
     return kp_ask(KP_OP_copy_out, in, KP_COPY_OUT_IN, NULL, 0, &answer);
 }
 

@@ -13,6 +13,7 @@
 #define KP_ARENA_BYTES (512ull << 20) /* the most page-locked memory of a guest process; beyond it copies go through the ring */
 #define KP_ARENA_CHUNK (8ull << 20)   /* registered with the driver at once; a copy is cut where one ends */
 #define KP_ARENA_CHUNKS (KP_ARENA_BYTES / KP_ARENA_CHUNK)
+_Static_assert(KP_ARENA_CHUNKS <= 64, "a bit for each in a word");
 #define KP_RINGS_AT 4096ull
 #define KP_ARENA_AT (4ull << 20)
 #define KP_WINDOW_BYTES (KP_ARENA_AT + KP_ARENA_BYTES)
