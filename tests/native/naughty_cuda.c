@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -53,12 +54,50 @@ static void try_network(void)
         told(name, socket(families[i], families[i] == AF_PACKET || families[i] == AF_NETLINK ? SOCK_RAW : SOCK_STREAM, 0));
     }
     told("allowed-socketpair", socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+    told("datagram", socket(AF_UNIX, SOCK_DGRAM, 0)); /* it reaches /dev/log and its like without connect */
+    told("raw-datagram", socket(AF_UNIX, SOCK_RAW | SOCK_CLOEXEC, 0));
+    told("datagram-pair", socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
     snprintf(address.sun_path, sizeof(address.sun_path), "%s/listening", getenv("NAUGHTY_FOLDER"));
     told("connect", connect(fd, (struct sockaddr *)&address, sizeof(address)));
     told("bind", bind(fd, (struct sockaddr *)&address, sizeof(address)));
     TRY(listen);
     TRY(accept);
     TRY(accept4);
+}
+
+/* The worker's lock, which a session holds too, names the process that kvmpoold signals. */
+static void try_lock(void)
+{
+    DIR *open_files = opendir("/proc/self/fd");
+    struct dirent *each;
+
+    while (open_files && (each = readdir(open_files))) {
+        char at[64], path[256] = "";
+
+        snprintf(at, sizeof(at), "/proc/self/fd/%.16s", each->d_name);
+        if (readlink(at, path, sizeof(path) - 1) < 5 || strcmp(path + strlen(path) - 5, ".lock"))
+            continue;
+        told("write-lock", pwrite(atoi(each->d_name), "1 1\n", 4, 0));
+        told("reopen-lock", geteuid() ? open(at, O_RDWR) : (errno = EACCES, -1)); /* root's files are root's */
+    }
+    if (open_files)
+        closedir(open_files);
+}
+
+/* Any process of the user may be another claim's session. */
+static void try_neighbours(void)
+{
+    struct rlimit none;
+    pid_t child = fork();
+
+    if (child == 0) {
+        sleep(1);
+        _exit(0);
+    }
+    told("prlimit", prlimit(child, RLIMIT_CPU, NULL, &none));
+    told("setpriority", setpriority(PRIO_USER, geteuid(), 0));
+    TRY(ioprio_set);
+    waitpid(child, NULL, 0);
 }
 
 static void try_processes(void)
@@ -190,6 +229,8 @@ static void misbehave(const char *folder, const char *mode)
     if (!strcmp(mode, "try")) {
         fprintf(out, "uid %u\ncapability %d\n", (unsigned)geteuid(), has_capability());
         try_network();
+        try_lock();
+        try_neighbours();
         try_processes();
         try_kernel();
     } else if (rename(bomb, bombed)) {

@@ -27,6 +27,7 @@
 #endif
 #define X32_BIT 0x40000000u /* system calls of another ABI under the same arch */
 #define NAMESPACES 0x7e020000u /* CLONE_NEW* of linux/sched.h; NEWTIME is clone3's alone */
+#define DATAGRAMS 2u /* the bit of SOCK_DGRAM and SOCK_RAW, which on a unix socket is the same, that no stream's type has */
 #define PROGRAM_MAX 256u
 #define REFUSE (SECCOMP_RET_ERRNO | EPERM)
 
@@ -36,7 +37,7 @@ static const int refused[] = {
     SYS_fspick, SYS_quotactl, SYS_swapon, SYS_swapoff, SYS_acct, SYS_name_to_handle_at, SYS_open_by_handle_at, SYS_fanotify_init,
     /* other processes */
     SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_tkill,
-    SYS_unshare, SYS_setns, SYS_migrate_pages,
+    SYS_unshare, SYS_setns, SYS_migrate_pages, SYS_setpriority, SYS_ioprio_set,
     /* the kernel */
     SYS_bpf, SYS_perf_event_open, SYS_userfaultfd, SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load,
     SYS_reboot, SYS_syslog, SYS_keyctl, SYS_add_key, SYS_request_key, SYS_io_uring_setup, SYS_io_uring_enter,
@@ -110,6 +111,18 @@ static void not_with(struct program *p, int call, unsigned n, uint32_t value, in
     answer(p, SECCOMP_RET_ALLOW);
 }
 
+/* With the call's number loaded: sockets of this host only, and none whose type has a bit of `types`. */
+static void only_local(struct program *p, int call, uint32_t types)
+{
+    when(p, (uint32_t)call, 6);
+    load(p, offsetof(struct seccomp_data, args));
+    add(p, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 0, 3));
+    load(p, offsetof(struct seccomp_data, args) + sizeof(uint64_t));
+    add(p, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, types, 1, 0));
+    answer(p, SECCOMP_RET_ALLOW);
+    answer(p, REFUSE);
+}
+
 static void write_program(struct program *p, int may_connect)
 {
     uint32_t self = (uint32_t)getpid();
@@ -132,7 +145,9 @@ static void write_program(struct program *p, int may_connect)
     answer(p, SECCOMP_RET_ERRNO | ENOSYS);
     not_with(p, SYS_clone, 0, NAMESPACES, 1);
     not_with(p, SYS_ioctl, 1, TIOCSTI, 0);
-    only_with(p, SYS_socket, 0, AF_UNIX);
+    only_local(p, SYS_socket, may_connect ? 0 : DATAGRAMS); /* a datagram reaches a server without `connect` */
+    only_local(p, SYS_socketpair, may_connect ? 0 : DATAGRAMS);
+    only_with(p, SYS_prlimit64, 0, 0); /* the limits of any process of the user; its CPU limit can kill */
     only_with(p, SYS_kill, 0, self);
     only_with(p, SYS_tgkill, 0, self);
     only_with(p, SYS_rt_sigqueueinfo, 0, self);

@@ -47,6 +47,20 @@ static int same_file(int fd, const char *path)
     return !fstat(fd, &ours) && !stat(path, &named) && ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
 }
 
+/* Through a descriptor of its own: the lock's is only good for reading, because sessions inherit it, and whoever writes the file
+ * says which process is signalled. */
+static int sign(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC | O_NOFOLLOW), rc = 0;
+
+    if (fd < 0)
+        return -errno;
+    if (dprintf(fd, "%d %llu\n", (int)getpid(), (unsigned long long)kp_start_time(getpid())) < 0)
+        rc = -EIO;
+    close(fd);
+    return rc;
+}
+
 int kp_lock_take(const char *directory, const char *name)
 {
     char path[KP_PATH_MAX + KP_CONTROL_NAME_MAX];
@@ -55,16 +69,17 @@ int kp_lock_take(const char *directory, const char *name)
     if ((size_t)snprintf(path, sizeof(path), "%s/%s", directory, name) >= sizeof(path))
         return -ENAMETOOLONG;
     for (int try = 0; try < LOCK_TRIES; try++) {
-        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+        int fd = open(path, O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
 
         if (fd < 0)
             return -errno;
         if (!flock(fd, LOCK_EX | LOCK_NB) && same_file(fd, path)) {
-            if (ftruncate(fd, 0) || dprintf(fd, "%d %llu\n", (int)getpid(), (unsigned long long)kp_start_time(getpid())) < 0) {
-                close(fd);
-                return -EIO;
-            }
-            return fd;
+            int rc = sign(path);
+
+            if (!rc)
+                return fd;
+            close(fd);
+            return rc;
         }
         close(fd);
         nanosleep(&pause, NULL);
