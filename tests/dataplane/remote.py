@@ -5,9 +5,11 @@ KVMPOOL_TEST_BUILD names another build folder than the checkout's.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -63,15 +65,17 @@ class Remote:
         """As a process of the guest: it has the shim and the endpoint, and nothing of softgpu."""
         stats = self.folder / "stats"
         stats.unlink(missing_ok=True)
-        where = {
+        done = _run(command, {**self.environment(), "KVMPOOL_STATS": str(stats), **more}, timeout_s)
+        return Done(done.code, done.out, done.errors, json.loads(stats.read_text()) if stats.exists() else {})
+
+    def environment(self) -> dict[str, str]:
+        """Of a process of the guest."""
+        return _clean() | {
             "LD_LIBRARY_PATH": str(built("shim").parent),
             "KVMPOOL_ENDPOINT": self.plane.endpoint,
             "KVMPOOL_NO_VSOCK": "1",
             "KVMPOOL_LOG": str(self.folder / "guest.log"),
-            "KVMPOOL_STATS": str(stats),
         }
-        done = _run(command, {**_clean(), **where, **more}, timeout_s)
-        return Done(done.code, done.out, done.errors, json.loads(stats.read_text()) if stats.exists() else {})
 
 
 def _clean() -> dict[str, str]:
@@ -89,7 +93,9 @@ def _run(command: Sequence[str | Path], environment: dict[str, str], timeout_s: 
 @functools.cache
 def kernel_cache() -> Path:
     """Compiled kernels, kept for the whole test run."""
-    return Path(tempfile.mkdtemp(prefix="softgpu-remote-"))
+    folder = Path(tempfile.mkdtemp(prefix="softgpu-remote-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @contextmanager
