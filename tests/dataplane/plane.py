@@ -37,7 +37,7 @@ MAGIC, OP_HELLO, OP_WELCOME = 0x4B51, 1, 2
 
 def build(flavour: str) -> Path:
     """A folder with kvmpool-worker (echo session), -relay, -acceptor and fake/libcuda.so.1; built once per source."""
-    names = {Path(name).stem for name in SHARED} | {"account", "card", "session", "acceptor"}
+    names = {Path(name).stem for name in SHARED} | {"account", "turns", "card", "session", "acceptor"}
     kinds = ("worker", "relay", "confine")
     ours = [file for file in SOURCES.glob("*.[ch]") if file.stem in names or file.stem.startswith(kinds)]
     files = sorted([*ours, NATIVE / "echo_session.c", NATIVE / "fake_cuda.c"])
@@ -57,7 +57,8 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     shared = [str(SOURCES / name) for name in SHARED]
     programs = {
         "kvmpool-worker": [*map(str, sorted(SOURCES.glob("worker*.c"))), str(SOURCES / "account.c"),
-                           str(SOURCES / "card.c"), *map(str, sorted(SOURCES.glob("confine*.c"))),
+                           str(SOURCES / "turns.c"), str(SOURCES / "card.c"),
+                           *map(str, sorted(SOURCES.glob("confine*.c"))),
                            str(NATIVE / "echo_session.c"), *shared],
         "kvmpool-relay": [*map(str, SOURCES.glob("relay*.c")), *shared],
         "kvmpool-acceptor": [str(SOURCES / "acceptor.c"), *shared],

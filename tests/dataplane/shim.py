@@ -63,7 +63,7 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
     guest_half = [*SOURCES.glob("shim_*.c"), *made.glob("shim_*.c")]
     session_flags = () if "-fsanitize=thread" in flags else flags  # it cannot have memory at the guest's addresses
-    session = [*SOURCES.glob("session_*.c"), *made.glob("session_*.c"), SOURCES / "account.c"]
+    session = [*SOURCES.glob("session_*.c"), *made.glob("session_*.c"), SOURCES / "account.c", SOURCES / "turns.c"]
     guest = [NATIVE / name for name in GUEST]
     jobs: list[list[str | Path]] = [
         [*flags, *library, *guest_half, *shared, "-o", folder / "shim/libcuda.so.1"],

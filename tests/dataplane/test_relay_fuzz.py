@@ -13,7 +13,10 @@ from tests.dataplane.plane import NATIVE, SHARED, SOURCES, hello
 
 pytestmark = pytest.mark.native
 
-TARGETS = {"fuzz_relay": (), "fuzz_worker": ("account.c", "confine.c", "confine_calls.c", "confine_cgroup.c")}
+TARGETS = {
+    "fuzz_relay": (),
+    "fuzz_worker": ("account.c", "confine.c", "confine_calls.c", "confine_cgroup.c", "turns.c"),
+}
 SEEDS = {
     "fuzz_relay": [b"\x00\xff" + hello(), b"\x01\x10" + hello(), b"\x00\x10" + hello(token="0123456789abcdef" * 2),
                    b"\x02\x00POINT gpu0 1 64\n/nowhere/x.sock", b"\x02\x00UNPOINT gpu1\nbecause", b"\x02\x00STATUS",

@@ -20,6 +20,7 @@ SESSION = (
     "session_arena",
     "session_copy",
     "session_memory",
+    "session_meter",
     "session_module",
     "session_objects",
     "session_read",
@@ -79,6 +80,8 @@ def test_fuzz_ring(tmp_path: Path) -> None:
 
 def test_fuzz_session(tmp_path: Path) -> None:
     made = shim.generated(tmp_path)
-    sources = [shim.SOURCES / f"{name}.c" for name in (*SESSION, "frame", "handles", "account", "ring", "window")]
+    sources = [
+        shim.SOURCES / f"{name}.c" for name in (*SESSION, "frame", "handles", "account", "turns", "ring", "window")
+    ]
     sources.append(made / "session_handlers.c")
     assert fuzz(tmp_path, "fuzz_session", sources, [frames.life(), *frames.each_call()], 2000) > 500

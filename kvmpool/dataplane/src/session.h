@@ -10,6 +10,7 @@
 
 #include "account.h"
 #include "frame.h"
+#include "turns.h"
 
 struct kp_session {
     uint64_t memory_bytes; /* what the claim shows and may use */
@@ -18,6 +19,8 @@ struct kp_session {
     struct kp_account *account; /* shared by all sessions of the claim */
     unsigned slot;              /* this session's line in the account */
     int log_fd;                 /* one line an event; -1: none */
+    struct kp_turns turns;      /* the claim's place at the card; page NULL: nothing is measured */
+    uint64_t launch_timeout_ms; /* a batch of launches that takes longer ends the session; 0: never */
 };
 
 /* Loads libcuda.so.1 by its soname, sends the welcome (also the one that refuses), serves `fd` until BYE, end of file

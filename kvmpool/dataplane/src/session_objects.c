@@ -111,6 +111,7 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
         return CUDA_ERROR_INVALID_CONTEXT;
     home = object;
     s->driver.cuCtxSetCurrent(home->context);
+    kp_meter_forget(s, home);
     kp_memory_drop(s, number);
     kp_forget(s, number);
     drop_slots(home);

@@ -34,6 +34,7 @@ int kp_take(struct kp_server *s, void *to, size_t bytes)
             bytes -= n;
             continue;
         }
+        kp_meter_idle(s);
         bool direct = at != NULL && bytes >= KP_READ_BYTES / 4;
         ssize_t n = more(s, direct ? at : s->in, direct ? bytes : KP_READ_BYTES);
         if (n <= 0)

@@ -9,9 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static void log_line(const struct kp_server *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void log_line(const struct kp_server *s, const char *format, ...)
+void kp_session_log(const struct kp_server *s, const char *format, ...)
 {
     char line[256];
     va_list arguments;
@@ -58,6 +56,8 @@ static int run_call(struct kp_server *s, const struct kp_op_info *info, struct k
 {
     int result = refused(s, info, w);
 
+    if (result == CUDA_SUCCESS)
+        kp_meter_call(s, w);
     if (result == CUDA_SUCCESS && info->cls == KP_CLASS_BLOCKING)
         return kp_wait_for(s, w);
     if (result == CUDA_SUCCESS) {
@@ -126,7 +126,7 @@ static int send_welcome(struct kp_server *s, const struct kp_hello *hello, const
     if (answer->status == 0 && (hello->flags & KP_HELLO_WINDOW) != 0 && kp_window_possible(s->fd))
         rc = kp_window_make(&s->window, &memory);
     if (rc != 0)
-        log_line(s, "no shared memory with %s: %s", hello->program, strerror(-rc));
+        kp_session_log(s, "no shared memory with %s: %s", hello->program, strerror(-rc));
     rc = kp_window_welcome_write(s->fd, answer, memory);
     if (memory >= 0) {
         close(memory);
@@ -149,9 +149,11 @@ static int welcome(struct kp_server *s, const struct kp_hello *hello)
         snprintf(answer.text, sizeof answer.text, "the guest's libcuda.so.1 is of another build. Next: copy this host's shim into the guest");
     } else {
         answer.status = kp_driver_load(s, answer.text, sizeof answer.text);
+        if (answer.status == 0 && (answer.status = kp_meter_start(s)) != 0)
+            snprintf(answer.text, sizeof answer.text, "the host has no thread for the session");
     }
     if (answer.status != 0)
-        log_line(s, "refused %s: %s", hello->program, answer.text);
+        kp_session_log(s, "refused %s: %s", hello->program, answer.text);
     rc = send_welcome(s, hello, &answer);
     return answer.status != 0 ? answer.status : rc;
 }
@@ -189,12 +191,12 @@ int kp_session_run(const struct kp_session *session, int fd, const struct kp_hel
         return -ENOMEM;
     if ((rc = welcome(s, hello)) != 0)
         return rc == -EPIPE ? 0 : rc;
-    log_line(s, "serves %s (pid %u in the guest) over %s", hello->program, hello->pid,
+    kp_session_log(s, "serves %s (pid %u in the guest) over %s", hello->program, hello->pid,
              s->window.base != NULL ? "shared memory" : "its socket");
     while ((rc = serve_frame(s)) == 0)
         ;
     if (rc == 1 || rc == -ECONNRESET || rc == -EPIPE)
         rc = 0;
-    log_line(s, "ends: %s", rc == 0 ? "the guest went" : strerror(-rc));
+    kp_session_log(s, "ends: %s", rc == 0 ? "the guest went" : strerror(-rc));
     return rc;
 }

@@ -59,12 +59,20 @@ struct kp_work {
 };
 
 struct kp_mapping;
+struct kp_meter;
 
 /* An allocation that was freed and waits for the work that may use it. */
 struct kp_grave {
     uint64_t va;
     struct kp_home *home;
     struct kp_grave *next;
+};
+
+/* A call that somebody in the guest waits for. */
+struct kp_asked {
+    bool used;
+    uint16_t op;
+    uint32_t seq;
 };
 
 struct kp_server {
@@ -103,6 +111,8 @@ struct kp_server {
     pthread_cond_t queued;
     struct kp_work *queue, **queue_end;
     unsigned waiters, idle;
+    struct kp_asked asked[KP_WAITERS_MAX + 1]; /* the calls that block now; the reader may make one too */
+    struct kp_meter *meter; /* NULL: nothing is measured */
 };
 
 struct kp_op_info {
@@ -140,6 +150,16 @@ int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t b
 
 /* session_wait.c: runs a call that may block, on a thread that may. */
 int kp_wait_for(struct kp_server *s, const struct kp_work *w);
+void kp_tell_waiters(struct kp_server *s, CUresult result); /* before the process ends: all that wait get it */
+
+/* session_meter.c: what the launches cost the card, and whose turn it is. */
+int kp_meter_start(struct kp_server *s);
+void kp_meter_call(struct kp_server *s, const struct kp_work *w); /* before a call is made; a launch waits for its turn */
+void kp_meter_idle(struct kp_server *s); /* before the reader waits for the guest */
+void kp_meter_forget(struct kp_server *s, const struct kp_home *home); /* before its context is destroyed */
+
+/* session_run.c */
+void kp_session_log(const struct kp_server *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* session_objects.c */
 int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **object); /* or CUDA_ERROR_INVALID_HANDLE */

@@ -8,11 +8,44 @@
 
 #define STACK_BYTES (256 * 1024)
 
+/* There is a place for each thread and the reader. */
+static struct kp_asked *begin_wait(struct kp_server *s, const struct kp_work *w)
+{
+    struct kp_asked *asked = s->asked;
+
+    pthread_mutex_lock(&s->queue_lock);
+    while (asked->used)
+        asked++;
+    *asked = (struct kp_asked){.used = true, .op = w->op, .seq = w->seq};
+    pthread_mutex_unlock(&s->queue_lock);
+    return asked;
+}
+
+static void end_wait(struct kp_server *s, struct kp_asked *asked)
+{
+    pthread_mutex_lock(&s->queue_lock);
+    asked->used = false;
+    pthread_mutex_unlock(&s->queue_lock);
+}
+
+void kp_tell_waiters(struct kp_server *s, CUresult result)
+{
+    pthread_mutex_lock(&s->queue_lock);
+    for (unsigned i = 0; i <= KP_WAITERS_MAX; i++) {
+        struct kp_work work = {.op = s->asked[i].op, .seq = s->asked[i].seq};
+        if (s->asked[i].used)
+            kp_reply(s, &work, result);
+    }
+    pthread_mutex_unlock(&s->queue_lock);
+}
+
 /* Makes the call and answers it, with the first earlier error that nobody was told of where it has none itself. */
 static int finish(struct kp_server *s, struct kp_work *w)
 {
+    struct kp_asked *asked = begin_wait(s, w);
     int result = kp_ops[w->op - KP_OP_CALLS].run(s, w);
 
+    end_wait(s, asked);
     if (result == CUDA_SUCCESS)
         result = atomic_exchange(&s->deferred, 0);
     return result < 0 ? result : kp_reply(s, w, result);

@@ -91,8 +91,38 @@ static int open_account(void)
     shared->account = worker.account;
     shared->memory_bytes = worker.account->limit;
     shared->log_fd = STDERR_FILENO;
+    shared->launch_timeout_ms = worker.options.launch_timeout_ms;
     memcpy(shared->pci, worker.options.virtual_pci, sizeof(shared->pci));
     return worker_uuid_parse(worker.options.virtual_uuid, shared->uuid);
+}
+
+/* A page a card, beside the domains' folders. */
+static int open_turns(void)
+{
+    const struct worker_options *options = &worker.options;
+    struct kp_turns *turns = &worker.shared.turns;
+    char path[KP_PATH_MAX + sizeof(options->card) + 16];
+    int rc;
+
+    snprintf(path, sizeof(path), "%s/turns", options->directory);
+    if (mkdir(path, 0700) && errno != EEXIST)
+        return -errno;
+    snprintf(path, sizeof(path), "%s/turns/%s", options->directory, options->card);
+    rc = kp_turns_open(turns, path, (uint32_t)options->compute_percent, (uint32_t)options->compute_limit_percent);
+    turns->free = options->confine.mps;
+    return rc;
+}
+
+/* With MPS the hard limit is the card's own (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is read when a context is made). */
+static void choose_card(void)
+{
+    const struct worker_options *options = &worker.options;
+    char percent[24];
+
+    setenv("CUDA_VISIBLE_DEVICES", options->card, 1);
+    snprintf(percent, sizeof(percent), "%llu", (unsigned long long)options->compute_limit_percent);
+    if (options->confine.mps && options->compute_limit_percent < 100)
+        setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent, 1);
 }
 
 /* Milliseconds until something must be looked at without an event; -1: never. */
@@ -181,7 +211,7 @@ int main(int argc, char **argv)
     }
     if (worker.lock_fd < 0)
         return fail("the lock", worker.lock_fd);
-    setenv("CUDA_VISIBLE_DEVICES", options->card, 1);
+    choose_card();
     rc = kp_confine_prepare(&worker.options.confine);
     if (rc)
         return fail("the user of its sessions", rc);
@@ -193,6 +223,8 @@ int main(int argc, char **argv)
         rc = watch_signals();
     if (!rc)
         rc = open_account();
+    if (!rc)
+        rc = open_turns();
     if (rc)
         return fail("starting", rc);
     snprintf(path, sizeof(path), "%s/%s#%llu.sock", directory, options->claim, (unsigned long long)options->generation);

@@ -60,6 +60,9 @@ int worker_options_read(struct worker_options *options, int argc, char **argv)
         { "card", KP_NAME, 1, options->card, sizeof(options->card), NULL },
         { "memory-mib", KP_NUMBER, 1, &options->memory_mib, KP_ACCOUNT_LIMIT_MAX >> 20, NULL },
         { "compute", KP_NUMBER, 0, &options->compute_percent, 100, NULL },
+        { "compute-limit", KP_NUMBER, 0, &options->compute_limit_percent, 100, NULL },
+        { "launch-timeout-ms", KP_NUMBER, 0, &options->launch_timeout_ms, UINT64_C(1) << 32, NULL },
+        { "mps", KP_FLAG, 0, &options->confine.mps, 0, NULL },
         { "virtual-uuid", KP_EACH, 1, options->virtual_uuid, 36, uuid_option },
         { "virtual-pci", KP_TEXT, 1, options->virtual_pci, sizeof(options->virtual_pci), NULL },
         { "card-deadline-ms", KP_NUMBER, 0, &options->card_deadline_ms, 600000, NULL },
@@ -71,7 +74,7 @@ int worker_options_read(struct worker_options *options, int argc, char **argv)
         { "detach", KP_FLAG, 0, &options->detach, 0, NULL },
     };
 
-    *options = (struct worker_options){ .card_deadline_ms = WORKER_CARD_MS };
+    *options = (struct worker_options){ .card_deadline_ms = WORKER_CARD_MS, .compute_limit_percent = 100 };
     if (kp_options_read("kvmpool-worker", table, sizeof(table) / sizeof(table[0]), argc, argv))
         return -EINVAL;
     options->ready_fd = ready_fd == UINT64_MAX ? -1 : (int)ready_fd;

@@ -38,6 +38,8 @@ static void do_status(struct worker *worker, struct worker_peer *peer)
     kp_json_number(&json, "generation", worker->options.generation);
     kp_json_text(&json, "card", worker->options.card);
     kp_json_number(&json, "compute_percent", worker->options.compute_percent);
+    kp_json_number(&json, "compute_limit_percent", worker->options.compute_limit_percent);
+    kp_json_number(&json, "compute_used_ms", kp_turns_used(&worker->shared.turns) / 1000000);
     kp_json_number(&json, "memory_limit", worker->account->limit);
     kp_json_number(&json, "memory_used", kp_account_used(worker->account));
     kp_json_number(&json, "sessions", worker_sessions_count(worker));

@@ -12,17 +12,24 @@
 
 #include "refuse.h"
 
-/* Leaves open: the standard three, the guest's socket, and the lock, which so stays held until the last session is gone, even
+/* Leaves open: the standard three, the guest's socket, its descriptor of the card's turns, and the lock, which so stays held until the last session is gone, even
  * when the parent was killed: a free lock proves that nobody uses the claim's memory. */
-static void close_all_but(int a, int b)
+static void close_all_but(int kept[], unsigned count)
 {
-    unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);
+    unsigned from = 3;
 
-    if (low > 3)
-        close_range(3, low - 1, 0);
-    if (high > low + 1)
-        close_range(low + 1, high - 1, 0);
-    close_range(high + 1, ~0U, 0);
+    for (unsigned i = 1; i < count; i++) /* in order */
+        for (unsigned k = i; k > 0 && kept[k - 1] > kept[k]; k--) {
+            int swap = kept[k];
+            kept[k] = kept[k - 1];
+            kept[k - 1] = swap;
+        }
+    for (unsigned i = 0; i < count; i++) {
+        if ((unsigned)kept[i] > from)
+            close_range(from, (unsigned)kept[i] - 1, 0);
+        from = (unsigned)kept[i] + 1;
+    }
+    close_range(from, ~0U, 0);
 }
 
 /* In the child: dies with the parent; -ESRCH where that has ended before. */
@@ -42,9 +49,11 @@ static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, 
         _exit(1);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    close_all_but(guest_fd, worker->lock_fd);
     session.slot = slot;
-    rc = kp_confine_enter(&worker->options.confine, (int)slot);
+    rc = kp_turns_join(&session.turns, slot);
+    close_all_but((int[]){ guest_fd, worker->lock_fd, session.turns.fd }, 3);
+    if (!rc)
+        rc = kp_confine_enter(&worker->options.confine, (int)slot);
     if (rc) {
         kp_log(KP_ERROR, "session refused: it cannot be confined: %s", strerror(-rc));
         kp_refuse(guest_fd, -EPERM, "%s: the host cannot confine its process", worker->label);
@@ -107,6 +116,7 @@ static void end_of_session(struct worker *worker, unsigned slot, int status)
     kp_log_rated(&worker->rate, crashed && !worker->ending_since_ms ? KP_WARNING : KP_INFO,
                  "session %u (pid %d) ended: %s %d; %llu bytes given back", slot, (int)session->pid,
                  crashed ? "signal" : "exit", crashed ? WTERMSIG(status) : WEXITSTATUS(status), (unsigned long long)bytes);
+    kp_turns_forget(&worker->shared.turns, slot);
     kp_confine_clear(&worker->options.confine, slot);
     *session = (struct worker_session){ .guest_fd = -1 };
 }
