@@ -39,7 +39,7 @@ class Kind(Enum):
     TEXT = "text"
 
 
-OBJECTS = ("context", "module", "function", "stream", "event")
+OBJECTS = ("context", "module", "function", "stream", "event", "library", "kernel", "link")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ class Call:
     symbols: tuple[Symbol, ...]
     target: str = ""  # of Class.FORWARD
     worker_by_hand: bool = False
+    needs_context: bool = True
     via: str = field(default="", repr=False)  # how a LOCAL one reaches the card, if it does; no matter of the wire
 
     @property
@@ -187,6 +188,7 @@ def _call(name: str, entry: dict[str, object]) -> Call:
         tuple(Symbol(str(symbol), int(version)) for symbol, version in abi.items()),
         target,
         entry.get("worker") == "hand",
+        bool(entry.get("context", True)),
         str(entry.get("via", "")),
     )
 

@@ -64,7 +64,7 @@ def _row(entry: Op | Call) -> str:
         tail, bulk, context = entry.tail, entry.bulk, entry.needs_context
     else:
         numbers, outs, by_hand = len(entry.numbers_in), len(entry.outs), entry.worker_by_hand
-        tail, bulk, context = "text" if entry.text else "", "", True
+        tail, bulk, context = "text" if entry.text else "", "", entry.needs_context
     fields = {
         "name": f'"{entry.name}"',
         "cls": f"KP_CLASS_{entry.cls.name}",

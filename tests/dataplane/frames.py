@@ -18,6 +18,9 @@ MODULE_HANDLE = (2 << 48) | (2 << 20) | 1
 FUNCTION_HANDLE = (3 << 48) | (3 << 20) | 2
 STREAM_HANDLE = (4 << 48) | (4 << 20) | 3
 EVENT_HANDLE = (5 << 48) | (5 << 20) | 4
+LIBRARY_HANDLE = (6 << 48) | (6 << 20) | 5
+KERNEL_HANDLE = (7 << 48) | (7 << 20) | 6
+LINK_HANDLE = (8 << 48) | (8 << 20) | 7
 
 
 @cache
@@ -62,6 +65,7 @@ def each_call() -> list[bytes]:
     """One session for each op, in which that op is called with plausible numbers."""
     begin = call("context_create", CONTEXT_HANDLE, 0) + frame(CONTEXT, struct.pack("<Q", CONTEXT_HANDLE))
     handles = {"stream": STREAM_HANDLE, "event": EVENT_HANDLE, "module": MODULE_HANDLE, "function": FUNCTION_HANDLE}
+    handles |= {"library": LIBRARY_HANDLE, "kernel": KERNEL_HANDLE, "link": LINK_HANDLE, "of": LIBRARY_HANDLE}
     sessions = []
     for entry in table().wire():
         if isinstance(entry, Op):

@@ -1,7 +1,4 @@
-"""Runs one program twice: on softgpu's own driver, and as a guest of shim, relay and worker before the same softgpu.
-
-KVMPOOL_TEST_BUILD names another build folder than the checkout's.
-"""
+"""Runs one program twice: on softgpu's own driver, and as a guest of shim, relay and worker before the same softgpu."""
 
 from __future__ import annotations
 
@@ -29,12 +26,10 @@ MEMORY_MIB = 512
 
 def built(name: str) -> Path:
     """A program or library of the build. Skips where nothing is built."""
-    other = os.environ.get("KVMPOOL_TEST_BUILD")
     try:
-        found = native(name)
+        return native(name)
     except NotFound as error:
         pytest.skip(str(error))
-    return Path(other) / found.relative_to(found.parents[2]) if other else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from tests.dataplane import shim
 TABLE = shim.DATAPLANE / "calls.toml"
 _DEFINE = re.compile(r"#\s*define (cu\w+)\s+(?:__CUDA_API_PT[DS][SZ]\()?(cu[A-Z]\w+)\)?")
 _PER_THREAD = re.compile(r"__CUDA_API_PT(DS|SZ)\((cu[A-Z]\w+)\)")
-_PROTOTYPE = r"CUresult CUDAAPI {}\(([^)]*)\)"
+_PROTOTYPE = r"CUresult CUDAAPI\s+{}\(([^)]*)\)"
+NOT_IN_CUDA_H = {"cuProfilerStart", "cuProfilerStop"}  # cudaProfiler.h, which the wheel lacks
 
 SMALL_TABLE = """
 [op.alloc]
@@ -42,6 +43,10 @@ names = "cuGraphCreate"
 @cache
 def table() -> Table:
     return load(TABLE)
+
+
+def in_header() -> list[calltable.Call]:
+    return [call for call in table().calls if call.name not in NOT_IN_CUDA_H]
 
 
 @cache
@@ -100,13 +105,13 @@ def test_every_name_of_the_driver_api_is_in_the_table() -> None:
     assert ours - their_names() == set(), "names that CUDA does not have"
 
 
-@pytest.mark.parametrize("call", table().calls, ids=lambda call: call.name)
+@pytest.mark.parametrize("call", in_header(), ids=lambda call: call.name)
 def test_prototypes_are_those_of_cuda_h(call: calltable.Call) -> None:
     ours = [arg.type.replace(" *", "*") for arg in call.args]
     assert ours == their_types(call.name)
 
 
-@pytest.mark.parametrize("call", table().calls, ids=lambda call: call.name)
+@pytest.mark.parametrize("call", in_header(), ids=lambda call: call.name)
 def test_versions_are_those_of_cudas_typedefs(call: calltable.Call) -> None:
     for symbol in call.symbols:
         suffix = symbol.name[-5:] if symbol.per_thread else ""

@@ -33,6 +33,26 @@ extern "C" __global__ void shared_sum(int *p)
     for (int i = 0; i < blockDim.x; i++) sum += tile[i];
     p[threadIdx.x] = sum;
 }
+extern "C" __global__ void meet(unsigned *p)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(&p[0], 1);
+        atomicAdd(&p[1 + blockIdx.x % 3], blockIdx.x + 1);
+    }
+}
+"""
+CALLEE = """
+extern "C" __device__ int offset = 3;
+extern "C" __device__ int callee(int x) { return x * 7 + offset; }
+"""
+CALLER = """
+extern "C" __device__ int callee(int x);
+extern "C" __global__ void call_it(int *p, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) p[i] = callee(p[i] + i);
+}
 """
 
 
@@ -46,16 +66,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
 def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The compiled cases and the files they read."""
     folder = tmp_path_factory.mktemp("cases")
-    cases, kernels, library = folder / "api_cases", folder / "kernels.ptx", folder / "library.ptx"
+    cases = folder / "api_cases"
+    sources = {"kernels": KERNELS, "callee": CALLEE, "caller": CALLER}
+    texts = [folder / f"{name}.ptx" for name in sources]
     flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
     command = ["gcc", *flags, NATIVE / "api_cases.c", "-o", cases, "-ldl", "-lpthread"]
     subprocess.run([str(word) for word in command], check=True, timeout=120)
-    kernels.write_text(ptx(KERNELS))
-    library.write_text(ptx(KERNELS))
-    return [cases, kernels, library]
+    for path, source in zip(texts, sources.values(), strict=True):
+        path.write_text(ptx(source, "compute_75", "--relocatable-device-code=true"))
+    return [cases, *texts]
 
 
-@pytest.mark.parametrize("case", ["boxes2d", "boxes3d", "memsets", "streams"])
+CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative")
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_same_results(place: Remote, program: list[Path], case: str) -> None:
     direct, guest = place.direct([*program, case]), place.guest([*program, case])
     assert (direct.code, direct.errors) == (0, ""), direct

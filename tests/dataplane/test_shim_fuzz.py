@@ -19,6 +19,9 @@ pytestmark = [
 SESSION = (
     "session_arena",
     "session_copy",
+    "session_image",
+    "session_library",
+    "session_linker",
     "session_memory",
     "session_meter",
     "session_module",

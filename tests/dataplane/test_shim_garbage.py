@@ -133,7 +133,7 @@ def test_what_a_guest_may_ask_wrongly_is_an_error_of_that_call(host: shim.Host) 
         "a copy of memory that is not there": (call("copy_out", base + 8 * page, 8, 0), 1),
         "a copy without end": (call("copy_out", base, 1 << 62, 0), 1),
         "a stream that is none": (call("cuStreamSynchronize", 12345), 400),
-        "a function that is none": (call("launch", 5, 1, 1, 1, 1, 1, 1, 0, 0), 400),
+        "a function that is none": (call("launch", 5, 1, 1, 1, 1, 1, 1, 0, 0, 0), 400),
         "a context to destroy": (call("context_destroy", 99), 201),
     }
     with with_context(host) as connection:

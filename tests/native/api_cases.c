@@ -1,13 +1,13 @@
 /* Cases of tests/dataplane/test_same_results.py: each says what it computed, so that a run on the card's own driver and
  * a run through shim, relay and session can be compared line by line. Nothing here depends on time or addresses.
  *
- * usage: api_cases KERNELS.ptx [LIBRARY.ptx] CASE
+ * usage: api_cases KERNELS.ptx CALLEE.ptx CALLER.ptx CASE
  */
 #define _GNU_SOURCE
 #include "guest.h"
 
 void *library;
-static char *kernels, *device_code;
+static char *kernels, *device_code, *caller_path;
 
 static char *read_text(const char *path)
 {
@@ -266,6 +266,144 @@ static void case_occupancy(void)
     say("room", room);
 }
 
+/* Two PTX files become one image, by each way of adding; it is loaded, looked into and run. */
+static void case_linking(void)
+{
+    char info[4096] = "x", error[4096] = "x";
+    int options[] = {3, 4, 5, 6, 7, 12}; /* both logs with their sizes, optimisation level, verbose */
+    void *values[] = {info, (void *)sizeof info, error, (void *)sizeof error, (void *)2, (void *)1};
+    CUlinkState state;
+    CUmodule module;
+    CUdeviceptr at, variable;
+    void *image;
+    size_t bytes = 0, variable_bytes;
+    int n = 256, back[256];
+
+    must(cuLinkCreate_v2, 6u, options, values, &state);
+    must(cuLinkAddData_v2, state, 1, device_code, strlen(device_code) + 1, "callee", 0u, NULL, NULL);
+    must(cuLinkAddFile_v2, state, 1, caller_path, 0u, NULL, NULL);
+    must(cuLinkComplete, state, &image, &bytes);
+    say("image_is_elf", bytes > 64 && memcmp(image, "\177ELF", 4) == 0);
+    say_bytes("image", image, bytes);
+    void *copy = memcpy(malloc(bytes), image, bytes);
+    must(cuLinkDestroy, state);
+    say("destroyed", cu(cuLinkComplete, state, &image, &bytes));
+    must(cuModuleLoadData, &module, copy);
+    must(cuModuleGetGlobal_v2, &variable, &variable_bytes, module, "offset");
+    say("variable_bytes", variable_bytes);
+    must(cuMemsetD32_v2, variable, 1000u, (size_t)1);
+    must(cuMemAlloc_v2, &at, sizeof back);
+    must(cuMemsetD32_v2, at, 5u, (size_t)256);
+    void *params[] = {&at, &n};
+    say("run", run(named(module, "call_it"), 4, NULL, params));
+    must(cuMemcpyDtoH_v2, back, at, sizeof back);
+    say_bytes("result", back, sizeof back);
+    must(cuModuleUnload, module);
+    must(cuLinkCreate_v2, 6u, options, values, &state);
+    say("bad", cu(cuLinkAddFile_v2, state, 1, "/nonexistent", 0u, NULL, NULL));
+    must(cuLinkAddFile_v2, state, 1, caller_path, 0u, NULL, NULL);
+    say("unresolved", cu(cuLinkComplete, state, &image, &bytes) != 0);
+    must(cuLinkDestroy, state);
+}
+
+/* A library outlives contexts; its kernels run in each, also cast to a function. */
+static void case_libraries(void)
+{
+    CUlibrary lib;
+    CUkernel mix, all[8], twice;
+    CUfunction f, again;
+    CUmodule module, of_function;
+    CUcontext first, second;
+    CUdeviceptr at, scale;
+    const char *name;
+    size_t offset, size, count;
+    int n = 512, rounds = 3, value, host[512];
+    unsigned kernels_in;
+    void *params[] = {&at, &n, &rounds};
+
+    must(cuCtxGetCurrent, &first);
+    must(cuLibraryLoadData, &lib, kernels, NULL, NULL, 0u, NULL, NULL, 0u);
+    must(cuLibraryGetKernel, &mix, lib, "mix");
+    say("no_kernel", cu(cuLibraryGetKernel, &twice, lib, "nothing"));
+    must(cuLibraryGetKernelCount, &kernels_in, lib);
+    say("kernels", kernels_in);
+    must(cuLibraryEnumerateKernels, all, kernels_in, lib);
+    for (unsigned i = 0; i < kernels_in; i++) {
+        must(cuKernelGetName, &name, all[i]);
+        printf("kernel=%s\n", name);
+    }
+    must(cuKernelGetParamInfo, mix, (size_t)2, &offset, &size);
+    say("third_at", offset * 100 + size);
+    say("no_fourth", cu(cuKernelGetParamInfo, mix, (size_t)3, &offset, &size));
+    must(cuKernelGetParamCount, mix, &count);
+    say("params", count);
+    must(cuKernelGetAttribute, &value, 0, mix, 0);
+    say("threads", value);
+    must(cuKernelSetAttribute, 8, 40000, mix, 0);
+    must(cuKernelGetAttribute, &value, 8, mix, 0);
+    say("dynamic_shared", value);
+    must(cuKernelSetCacheConfig, mix, 1, 0);
+    must(cuMemAlloc_v2, &at, sizeof host);
+    must(cuMemsetD32_v2, at, 9u, (size_t)n);
+    say("cast", run((CUfunction)mix, 8, NULL, params));
+    say_card("first", at, sizeof host);
+    must(cuKernelGetFunction, &f, mix);
+    must(cuKernelGetFunction, &again, mix);
+    say("same_function", f == again);
+    say("as_function", run(f, 8, NULL, params));
+    must(cuFuncGetName, &name, f);
+    printf("name=%s\n", name);
+    must(cuLibraryGetModule, &module, lib);
+    must(cuFuncGetModule, &of_function, f);
+    say("same_module", module == of_function);
+    must(cuLibraryGetGlobal, &scale, &size, lib, "scale");
+    say("scale_bytes", size);
+    must(cuMemcpyDtoH_v2, &value, scale, sizeof value);
+    say("scale", value);
+    say("no_global", cu(cuLibraryGetGlobal, &scale, &size, lib, "nothing"));
+    say("no_managed", cu(cuLibraryGetManaged, &scale, &size, lib, "scale"));
+    must(cuCtxCreate_v2, &second, 0u, 0);
+    must(cuMemAlloc_v2, &at, sizeof host);
+    must(cuMemsetD32_v2, at, 9u, (size_t)n);
+    say("in_second", run((CUfunction)mix, 8, NULL, params));
+    say_card("second", at, sizeof host);
+    must(cuCtxDestroy_v2, second);
+    must(cuCtxPopCurrent_v2, &second);
+    must(cuKernelGetName, &name, mix); /* needs no context */
+    must(cuKernelGetAttribute, &value, 0, mix, 0);
+    must(cuCtxPushCurrent_v2, first);
+    say_card("still_first", at = on_card("abcd", 4), 4);
+    must(cuLibraryUnload, lib);
+    say("unloaded", cu(cuLibraryUnload, lib));
+    say("gone", cu(cuKernelGetName, &name, mix));
+    say("launch_gone", run((CUfunction)mix, 1, NULL, params));
+    say("function_gone", run(f, 1, NULL, params));
+}
+
+/* Both ways of asking that all blocks run at once, and a grid that is too large for it. */
+static void case_cooperative(void)
+{
+    CUmodule module;
+    CUdeviceptr at;
+    unsigned back[4] = {0};
+    CUlaunchAttribute attribute = {.id = 2, .value = {1}};
+    CUlaunchConfig config = {4, 1, 1, 32, 1, 1, 0, NULL, &attribute, 1};
+
+    must(cuModuleLoadData, &module, kernels);
+    CUfunction meet = named(module, "meet");
+    must(cuMemAlloc_v2, &at, sizeof back);
+    must(cuMemsetD32_v2, at, 0u, (size_t)4);
+    void *params[] = {&at};
+    must(cuLaunchCooperativeKernel, meet, 4u, 1u, 1u, 32u, 1u, 1u, 0u, NULL, params);
+    say_card("once", at, sizeof back);
+    must(cuLaunchKernelEx, &config, meet, params, NULL);
+    say_card("twice", at, sizeof back);
+    say("too_large", cu(cuLaunchCooperativeKernel, meet, 1000000u, 1u, 1u, 1024u, 1u, 1u, 0u, NULL, params));
+    attribute.value[0] = 0;
+    say("not_cooperative", cu(cuLaunchKernelEx, &config, meet, params, NULL));
+    must(cuCtxSynchronize);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -273,14 +411,15 @@ int main(int argc, char **argv)
         void (*run)(void);
     } cases[] = {
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
-        {"occupancy", case_occupancy},
+        {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
     };
     const char *wanted = argv[argc - 1];
 
-    if (argc < 4 || (library = dlopen("libcuda.so.1", RTLD_NOW)) == NULL)
+    if (argc < 5 || (library = dlopen("libcuda.so.1", RTLD_NOW)) == NULL)
         return 2;
     kernels = read_text(argv[1]);
     device_code = read_text(argv[2]);
+    caller_path = argv[3];
     start();
     for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++)
         if (strcmp(cases[i].name, wanted) == 0) {

@@ -90,6 +90,8 @@ static void empty(struct kp_server *s, struct kp_account *account)
     for (uint32_t page = 0; page < KP_HANDLES_MAX / KP_HANDLES_PAGE; page++)
         for (uint32_t i = 0; s->handles.pages[page] != NULL && i < KP_HANDLES_PAGE; i++) {
             struct kp_handle *entry = &s->handles.pages[page][i];
+            if (entry->number != 0 && kp_handle_kind(entry->number) == KP_LINK)
+                kp_linker_free(entry->value);
             if (entry->number != 0 && kp_handle_kind(entry->number) == KP_CONTEXT) {
                 kp_memory_drop(s, entry->number);
                 free(entry->value);

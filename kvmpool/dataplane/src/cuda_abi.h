@@ -36,6 +36,7 @@ typedef int CUstreamCaptureStatus;
 typedef int CUmemorytype;
 typedef int CUjitInputType;
 typedef int CUlibraryOption;
+typedef int CUfunctionLoadingState;
 typedef int CUdevice_P2PAttribute;
 typedef int CUstreamCaptureMode;
 typedef size_t (*CUoccupancyB2DSize)(int blockSize);
@@ -125,6 +126,7 @@ typedef struct {
     int flags;
 } CUmemAccessDesc;
 
+#define CU_LAUNCH_ATTRIBUTE_COOPERATIVE 2
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)0x1)
@@ -154,6 +156,7 @@ enum {
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
     CUDA_ERROR_LAUNCH_FAILED = 719,
+    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
     CUDA_ERROR_UNKNOWN = 999,
@@ -170,6 +173,7 @@ enum { /* device attributes that kvmpool reads or answers itself */
     CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK = 12,
     CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13,
     CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT = 14,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 };

@@ -35,6 +35,7 @@ uint64_t kp_handles_new(struct kp_handles *table, enum kp_kind kind, void *value
     entry->number = (uint64_t)kind << 48 | (uint64_t)table->serial << 20 | index;
     entry->value = value;
     entry->parent = parent;
+    entry->other = 0;
     return entry->number;
 }
 
@@ -64,6 +65,16 @@ struct kp_handle *kp_handles_get(const struct kp_handles *table, uint64_t number
     return (struct kp_handle *)(uintptr_t)entry;
 }
 
+uint64_t kp_handles_find(struct kp_handles *table, enum kp_kind kind, uint64_t parent, uint64_t other)
+{
+    for (uint32_t index = 0; index < table->end; index++) {
+        const struct kp_handle *entry = entry_at(table, index, 0);
+        if (entry != NULL && entry->number != 0 && kp_handle_kind(entry->number) == kind && entry->parent == parent && entry->other == other)
+            return entry->number;
+    }
+    return 0;
+}
+
 void kp_handles_drop(struct kp_handles *table, uint64_t number)
 {
     struct kp_handle *entry = entry_at(table, index_of(number), 0);
@@ -71,16 +82,16 @@ void kp_handles_drop(struct kp_handles *table, uint64_t number)
     if (entry == NULL || number == 0 || entry->number != number)
         return;
     entry->number = 0;
-    entry->parent = 0;
+    entry->parent = entry->other = 0;
     entry->value = (void *)(uintptr_t)table->unused;
     table->unused = index_of(number) + 1;
 }
 
 void kp_handles_drop_children(struct kp_handles *table, uint64_t number, void (*gone)(struct kp_handle *))
 {
-    for (uint32_t index = 0; index < table->end; index++) {
+    for (uint32_t index = 0; number != 0 && index < table->end; index++) { /* 0 is nobody's number */
         struct kp_handle *entry = entry_at(table, index, 0);
-        if (entry == NULL || entry->number == 0 || entry->parent != number)
+        if (entry == NULL || entry->number == 0 || (entry->parent != number && entry->other != number))
             continue;
         uint64_t child = entry->number;
         if (kp_handle_kind(child) == KP_MODULE) /* only a module has children of its own; this ends the recursion */

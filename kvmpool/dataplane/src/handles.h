@@ -12,11 +12,12 @@
 #define KP_HANDLES_MAX (1u << 20) /* live at once in one session */
 #define KP_HANDLES_PAGE 1024u
 
-enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_KINDS };
+enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_LIBRARY, KP_KERNEL, KP_LINK, KP_KINDS };
 
 struct kp_handle {
     uint64_t number; /* 0: free */
     uint64_t parent; /* the handle it goes away with, or 0 */
+    uint64_t other;  /* likewise: a library's module is also its context's; the owner sets it */
     void *value;     /* its owner's */
 };
 
@@ -36,9 +37,12 @@ int kp_handles_put(struct kp_handles *table, uint64_t number, enum kp_kind kind,
 /* The entry, or NULL where the number is not live or of another kind. Valid until dropped. */
 struct kp_handle *kp_handles_get(const struct kp_handles *table, uint64_t number, enum kp_kind kind);
 
+/* The first of that kind with these two parents, 0: none. */
+uint64_t kp_handles_find(struct kp_handles *table, enum kp_kind kind, uint64_t parent, uint64_t other);
+
 void kp_handles_drop(struct kp_handles *table, uint64_t number);
 
-/* Drops all whose parent is `number`, and theirs; calls `gone` (or NULL) with each before it is dropped. */
+/* Drops all whose parent (or other) is `number`, and theirs; calls `gone` (or NULL) with each before it is dropped. */
 void kp_handles_drop_children(struct kp_handles *table, uint64_t number, void (*gone)(struct kp_handle *));
 
 void kp_handles_clear(struct kp_handles *table);

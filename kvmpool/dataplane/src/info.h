@@ -10,6 +10,8 @@
 #define KP_PARAM_BYTES_MAX 32764 /* of one launch; CUDA's own limit since 12.1 */
 #define KP_IMAGE_MAX (1ull << 28) /* bytes of one module image */
 #define KP_LOG_MAX 8192 /* bytes of a compiler's log */
+#define KP_JIT_OPTIONS_MAX 32 /* of one compilation */
+#define KP_BLOCK_SIZES_MAX 1024 /* for which an occupancy callback is asked */
 #define KP_TEXT_MAX 4096 /* bytes of a name, with its end */
 
 struct kp_device_info {
@@ -17,6 +19,22 @@ struct kp_device_info {
     char name[124];
     int32_t value[KP_ATTRIBUTES];
     uint8_t known[KP_ATTRIBUTES]; /* 1 where the driver knows the attribute */
+};
+
+/* Reply bytes of what compiles or links: both texts follow, without their ends. */
+struct kp_logs {
+    uint32_t info_bytes, error_bytes;
+};
+
+/* Tail of a call that compiles or links: one for each option whose value is a number. */
+struct kp_jit_option {
+    int32_t option;
+    uint32_t value;
+};
+
+struct kp_stream_info {
+    int32_t priority;
+    uint32_t flags;
 };
 
 struct kp_param {

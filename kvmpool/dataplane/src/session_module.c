@@ -5,56 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int take_image(struct kp_server *s, struct kp_work *w, unsigned char *image, uint64_t bytes)
+/* The question for attribute or parameter `i` of a function or kernel; its answer in value, or offset and size. */
+static CUresult attribute_of(struct kp_server *s, void *object, bool kernel, int i, int32_t *value)
 {
-    uint64_t got = 0;
-    uint32_t length;
-    int rc = 0;
-
-    while (rc == 0 && got < bytes) {
-        if ((rc = kp_take_bulk_frame(s, w->seq, bytes - got, &length)) == 0)
-            rc = kp_take(s, image + got, length);
-        got += rc == 0 ? length : 0;
-    }
-    return rc;
+    return kernel ? s->driver.cuKernelGetAttribute(value, i, object, s->device) : s->driver.cuFuncGetAttribute(value, i, object);
 }
 
-int kp_do_module_load(struct kp_server *s, struct kp_work *w)
+static CUresult param_of(struct kp_server *s, void *object, bool kernel, size_t i, size_t *offset, size_t *size)
 {
-    uint64_t bytes = w->in[KP_MODULE_LOAD_BYTES];
-    CUjit_option options[2] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-    void *values[2] = {NULL, (void *)(uintptr_t)KP_LOG_MAX};
-    unsigned char *image;
-    CUmodule module = NULL;
-    int rc;
-
-    if (bytes == 0 || bytes > KP_IMAGE_MAX)
-        return -EPROTO;
-    if ((image = calloc(1, bytes + 1)) == NULL) { /* text gets an end, whatever the guest sent */
-        rc = kp_drain_bulk(s, w->seq, bytes);
-        return rc != 0 ? rc : CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if ((rc = take_image(s, w, image, bytes)) != 0)
-        goto out;
-    values[0] = w->give = calloc(1, KP_LOG_MAX);
-    rc = s->driver.cuModuleLoadDataEx(&module, image, w->give != NULL ? 2 : 0, options, values);
-    if (rc == CUDA_SUCCESS)
-        rc = kp_adopt(s, w, w->in[KP_MODULE_LOAD_HANDLE], KP_MODULE, module);
-    else if (w->give != NULL)
-        w->give_bytes = (uint32_t)strnlen(w->give, KP_LOG_MAX);
-out:
-    free(image);
-    return rc;
-}
-
-static void read_attributes(struct kp_server *s, CUfunction function, struct kp_function_info *info)
-{
-    for (int i = 0; i < KP_FUNCTION_ATTRIBUTES; i++)
-        info->known[i] = s->driver.cuFuncGetAttribute(&info->value[i], i, function) == CUDA_SUCCESS;
+    return kernel ? s->driver.cuKernelGetParamInfo(object, i, offset, size) : s->driver.cuFuncGetParamInfo(object, i, offset, size);
 }
 
 /* The reply's bytes: attributes, and the layout up to its last parameter. */
-static CUresult give_info(struct kp_server *s, struct kp_work *w, CUfunction function)
+static CUresult give_info(struct kp_server *s, struct kp_work *w, void *object, bool kernel)
 {
     struct kp_function_info *info = calloc(1, sizeof *info);
     size_t offset, size;
@@ -62,16 +25,26 @@ static CUresult give_info(struct kp_server *s, struct kp_work *w, CUfunction fun
 
     if ((w->give = info) == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    read_attributes(s, function, info);
+    for (int i = 0; i < KP_FUNCTION_ATTRIBUTES; i++)
+        info->known[i] = attribute_of(s, object, kernel, i, &info->value[i]) == CUDA_SUCCESS;
     while (info->params < KP_PARAMS_MAX) {
-        rc = s->driver.cuFuncGetParamInfo(function, info->params, &offset, &size);
-        if (rc != CUDA_SUCCESS)
+        if ((rc = param_of(s, object, kernel, info->params, &offset, &size)) != CUDA_SUCCESS)
             break;
         info->param[info->params++] = (struct kp_param){(uint32_t)offset, (uint32_t)size};
     }
     info->layout_known = rc == CUDA_SUCCESS || rc == CUDA_ERROR_INVALID_VALUE; /* its answer behind the last one */
     w->give_bytes = (uint32_t)(offsetof(struct kp_function_info, param) + info->params * sizeof info->param[0]);
     return CUDA_SUCCESS;
+}
+
+CUresult kp_give_function(struct kp_server *s, struct kp_work *w, CUfunction function)
+{
+    return give_info(s, w, function, false);
+}
+
+CUresult kp_give_kernel(struct kp_server *s, struct kp_work *w, CUkernel kernel)
+{
+    return give_info(s, w, kernel, true);
 }
 
 int kp_do_function_get(struct kp_server *s, struct kp_work *w)
@@ -83,9 +56,9 @@ int kp_do_function_get(struct kp_server *s, struct kp_work *w)
     if (rc == CUDA_SUCCESS)
         rc = s->driver.cuModuleGetFunction(&function, module, (const char *)w->tail);
     if (rc == CUDA_SUCCESS)
-        rc = give_info(s, w, function);
+        rc = kp_give_function(s, w, function);
     if (rc == CUDA_SUCCESS)
-        rc = kp_adopt(s, w, w->in[KP_FUNCTION_GET_HANDLE], KP_FUNCTION, function);
+        rc = kp_adopt_under(s, w->in[KP_FUNCTION_GET_HANDLE], KP_FUNCTION, function, w->in[KP_FUNCTION_GET_MODULE], 0);
     return rc;
 }
 
@@ -96,7 +69,22 @@ int kp_do_function_set(struct kp_server *s, struct kp_work *w)
 
     if (rc == CUDA_SUCCESS)
         rc = s->driver.cuFuncSetAttribute(function, (int)w->in[KP_FUNCTION_SET_ATTRIBUTE], (int)w->in[KP_FUNCTION_SET_VALUE]);
-    return rc == CUDA_SUCCESS ? give_info(s, w, function) : rc;
+    return rc == CUDA_SUCCESS ? kp_give_function(s, w, function) : rc;
+}
+
+/* cuLaunchCooperativeKernel takes no packed parameters. */
+static CUresult launch_cooperative(struct kp_server *s, struct kp_work *w, CUfunction function, CUstream stream, void **extra)
+{
+    const uint64_t *in = w->in;
+    CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value = {1}};
+    CUlaunchConfig config = {
+        (unsigned)in[KP_LAUNCH_GRID_X],  (unsigned)in[KP_LAUNCH_GRID_Y],  (unsigned)in[KP_LAUNCH_GRID_Z],
+        (unsigned)in[KP_LAUNCH_BLOCK_X], (unsigned)in[KP_LAUNCH_BLOCK_Y], (unsigned)in[KP_LAUNCH_BLOCK_Z],
+        (unsigned)in[KP_LAUNCH_SHARED],  stream,                          &attribute,
+        1,
+    };
+
+    return s->driver.cuLaunchKernelEx(&config, function, NULL, extra);
 }
 
 int kp_do_launch(struct kp_server *s, struct kp_work *w)
@@ -113,8 +101,65 @@ int kp_do_launch(struct kp_server *s, struct kp_work *w)
         rc = kp_resolve(s, in[KP_LAUNCH_STREAM], KP_STREAM, &stream);
     if (rc != CUDA_SUCCESS)
         return rc;
+    if (in[KP_LAUNCH_COOPERATIVE] != 0)
+        return launch_cooperative(s, w, function, stream, bytes > 0 ? extra : NULL);
     return s->driver.cuLaunchKernel(function, (unsigned)in[KP_LAUNCH_GRID_X], (unsigned)in[KP_LAUNCH_GRID_Y],
                                     (unsigned)in[KP_LAUNCH_GRID_Z], (unsigned)in[KP_LAUNCH_BLOCK_X],
                                     (unsigned)in[KP_LAUNCH_BLOCK_Y], (unsigned)in[KP_LAUNCH_BLOCK_Z],
                                     (unsigned)in[KP_LAUNCH_SHARED], stream, NULL, bytes > 0 ? extra : NULL);
+}
+
+/* What the program's callback answered, while the driver asks for it. */
+static __thread const struct {
+    const unsigned char *bytes;
+    uint32_t count;
+} *asked;
+
+static size_t shared_of(int block)
+{
+    uint32_t answer = 0;
+
+    if (block >= 1 && (uint32_t)block <= asked->count)
+        memcpy(&answer, asked->bytes + ((uint32_t)block - 1) * sizeof answer, sizeof answer);
+    return answer;
+}
+
+int kp_do_block_size(struct kp_server *s, struct kp_work *w)
+{
+    const uint64_t *in = w->in;
+    int32_t *give = calloc(2, sizeof *give);
+    void *function;
+    int rc = kp_resolve(s, in[KP_BLOCK_SIZE_FUNCTION], KP_FUNCTION, &function);
+
+    if (w->tail_bytes % sizeof(uint32_t) != 0 || w->tail_bytes / sizeof(uint32_t) > KP_BLOCK_SIZES_MAX) {
+        free(give);
+        return -EPROTO;
+    }
+    if ((w->give = give) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    __typeof__(*asked) answers = {w->tail, w->tail_bytes / (uint32_t)sizeof(uint32_t)};
+    asked = &answers;
+    w->give_bytes = 2 * sizeof *give;
+    if (rc == CUDA_SUCCESS)
+        rc = s->driver.cuOccupancyMaxPotentialBlockSizeWithFlags(&give[0], &give[1], function, answers.count > 0 ? shared_of : NULL,
+                                                                 in[KP_BLOCK_SIZE_SHARED], (int)in[KP_BLOCK_SIZE_LIMIT],
+                                                                 (unsigned)in[KP_BLOCK_SIZE_FLAGS]);
+    asked = NULL;
+    return rc;
+}
+
+int kp_do_occupancy(struct kp_server *s, struct kp_work *w)
+{
+    const uint64_t *in = w->in;
+    int32_t *give = calloc(1, sizeof *give);
+    void *function;
+    int rc = kp_resolve(s, in[KP_OCCUPANCY_FUNCTION], KP_FUNCTION, &function);
+
+    if ((w->give = give) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    w->give_bytes = sizeof *give;
+    if (rc == CUDA_SUCCESS)
+        rc = s->driver.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(give, function, (int)in[KP_OCCUPANCY_BLOCK],
+                                                                            in[KP_OCCUPANCY_SHARED], (unsigned)in[KP_OCCUPANCY_FLAGS]);
+    return rc;
 }

@@ -12,6 +12,8 @@ int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **o
     if (kind == KP_STREAM && number == 0) /* the legacy default stream */
         return CUDA_SUCCESS;
     pthread_mutex_lock(&s->handles_lock);
+    if (kind == KP_FUNCTION && kp_handle_kind(number) == KP_KERNEL) /* a kernel may stand for a function */
+        kind = KP_KERNEL;
     entry = kp_handles_get(&s->handles, number, kind);
     if (entry != NULL)
         *object = entry->value;
@@ -21,19 +23,36 @@ int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **o
 
 int kp_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, enum kp_kind kind, void *object)
 {
-    uint64_t parent = kind == KP_CONTEXT ? 0 : kind == KP_FUNCTION ? w->in[KP_FUNCTION_GET_MODULE] : w->home_number;
+    return kp_adopt_under(s, number, kind, object, kind == KP_CONTEXT ? 0 : w->home_number, 0);
+}
+
+int kp_adopt_under(struct kp_server *s, uint64_t number, enum kp_kind kind, void *object, uint64_t parent, uint64_t other)
+{
     int rc;
 
     pthread_mutex_lock(&s->handles_lock);
     rc = kp_handles_put(&s->handles, number, kind, object, parent);
+    if (rc == 0)
+        kp_handles_get(&s->handles, number, kind)->other = other;
     pthread_mutex_unlock(&s->handles_lock);
     return rc == -ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : rc;
 }
 
+/* What is behind other handles is the driver's. */
+static void gone(struct kp_handle *entry)
+{
+    if (kp_handle_kind(entry->number) == KP_LINK)
+        kp_linker_free(entry->value);
+}
+
 void kp_forget(struct kp_server *s, uint64_t number)
 {
+    struct kp_handle *entry;
+
     pthread_mutex_lock(&s->handles_lock);
-    kp_handles_drop_children(&s->handles, number, NULL);
+    kp_handles_drop_children(&s->handles, number, gone);
+    if ((entry = kp_handles_get(&s->handles, number, kp_handle_kind(number))) != NULL)
+        gone(entry);
     kp_handles_drop(&s->handles, number);
     pthread_mutex_unlock(&s->handles_lock);
 }
@@ -42,6 +61,12 @@ int kp_enter_home(struct kp_server *s, uint64_t number)
 {
     void *home;
 
+    if (number == 0) { /* the guest's thread has none */
+        s->home = NULL;
+        s->home_number = 0;
+        kp_note(s, s->driver.cuCtxSetCurrent(NULL));
+        return 0;
+    }
     if (kp_resolve(s, number, KP_CONTEXT, &home) != CUDA_SUCCESS)
         return -EPROTO;
     s->home = home;
@@ -124,4 +149,28 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     atomic_store(&s->sticky, CUDA_SUCCESS);
     atomic_store(&s->deferred, CUDA_SUCCESS);
     return rc;
+}
+
+int kp_do_stream_info(struct kp_server *s, struct kp_work *w)
+{
+    struct kp_stream_info *info = calloc(1, sizeof *info);
+    void *stream;
+    int rc = kp_resolve(s, w->in[KP_STREAM_INFO_STREAM], KP_STREAM, &stream);
+
+    if ((w->give = info) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    w->give_bytes = sizeof *info;
+    if (rc == CUDA_SUCCESS)
+        rc = s->driver.cuStreamGetPriority(stream, &info->priority);
+    return rc == CUDA_SUCCESS ? s->driver.cuStreamGetFlags(stream, &info->flags) : rc;
+}
+
+int kp_do_priority_range(struct kp_server *s, struct kp_work *w)
+{
+    int32_t *range = calloc(2, sizeof *range);
+
+    if ((w->give = range) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    w->give_bytes = 2 * sizeof *range;
+    return s->driver.cuCtxGetStreamPriorityRange(&range[0], &range[1]);
 }

@@ -164,8 +164,29 @@ void kp_session_log(const struct kp_server *s, const char *format, ...) __attrib
 /* session_objects.c */
 int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **object); /* or CUDA_ERROR_INVALID_HANDLE */
 int kp_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, enum kp_kind kind, void *object);
+int kp_adopt_under(struct kp_server *s, uint64_t number, enum kp_kind kind, void *object, uint64_t parent, uint64_t other);
 void kp_forget(struct kp_server *s, uint64_t number);
 int kp_enter_home(struct kp_server *s, uint64_t number);
+
+/* session_image.c: what is compiled or linked, with options and logs as the driver takes them. */
+#define KP_JIT_OURS 4u
+#define KP_NAMES_MAX 65536u
+#define KP_NAMES_BYTES_MAX (KP_BODY_MAX - 64)
+struct kp_compiler {
+    unsigned count;
+    CUjit_option options[KP_JIT_OURS + KP_JIT_OPTIONS_MAX];
+    void *values[KP_JIT_OURS + KP_JIT_OPTIONS_MAX];
+    char info[KP_LOG_MAX], error[KP_LOG_MAX];
+};
+int kp_image_take(struct kp_server *s, struct kp_work *w, uint64_t bytes, unsigned char **image); /* with an end behind it */
+int kp_compiler_read(const struct kp_work *w, struct kp_compiler *compiler);
+CUresult kp_compiler_give(struct kp_work *w, const struct kp_compiler *compiler, uint64_t *image_bytes); /* NULL: not said */
+
+void kp_linker_free(void *linker); /* session_linker.c: the session's half of one whose context is gone */
+
+/* session_module.c: the reply's bytes are a struct kp_function_info. */
+CUresult kp_give_function(struct kp_server *s, struct kp_work *w, CUfunction function);
+CUresult kp_give_kernel(struct kp_server *s, struct kp_work *w, CUkernel kernel);
 
 /* session_memory.c */
 CUresult kp_memory_reap(struct kp_server *s, uint64_t va); /* takes away what kp_do_free has marked */
@@ -192,6 +213,21 @@ int kp_do_copy_in(struct kp_server *s, struct kp_work *w);
 int kp_do_copy_out(struct kp_server *s, struct kp_work *w);
 int kp_do_arena_in(struct kp_server *s, struct kp_work *w);
 int kp_do_arena_out(struct kp_server *s, struct kp_work *w);
+int kp_do_names(struct kp_server *s, struct kp_work *w);
+int kp_do_library_load(struct kp_server *s, struct kp_work *w);
+int kp_do_library_module(struct kp_server *s, struct kp_work *w);
+int kp_do_kernel_get(struct kp_server *s, struct kp_work *w);
+int kp_do_kernel_set(struct kp_server *s, struct kp_work *w);
+int kp_do_kernel_function(struct kp_server *s, struct kp_work *w);
+int kp_do_link_create(struct kp_server *s, struct kp_work *w);
+int kp_do_link_add(struct kp_server *s, struct kp_work *w);
+int kp_do_link_complete(struct kp_server *s, struct kp_work *w);
+int kp_do_link_image(struct kp_server *s, struct kp_work *w);
+int kp_do_cuLinkDestroy(struct kp_server *s, struct kp_work *w);
+int kp_do_occupancy(struct kp_server *s, struct kp_work *w);
+int kp_do_stream_info(struct kp_server *s, struct kp_work *w);
+int kp_do_priority_range(struct kp_server *s, struct kp_work *w);
+int kp_do_block_size(struct kp_server *s, struct kp_work *w);
 int kp_do_box_in(struct kp_server *s, struct kp_work *w);
 int kp_do_box_out(struct kp_server *s, struct kp_work *w);
 int kp_do_box_between(struct kp_server *s, struct kp_work *w);

@@ -68,10 +68,22 @@ struct kp_context {
     unsigned attached;
 };
 
+#define KP_OCCUPANCIES 8 /* answers kept for a function */
+struct kp_occupancy {
+    int size; /* 0: none */
+    unsigned flags;
+    size_t shared;
+    int32_t blocks;
+};
+
 struct kp_function {
-    uint64_t module;
+    uint64_t module, library; /* one of them, for a kernel and its functions the latter */
+    uint64_t in_context, as_function; /* of a kernel: what cuKernelGetFunction answered last */
+    uint32_t epoch;
     uint32_t param_bytes; /* of its parameter buffer */
     struct kp_function_info info;
+    struct kp_occupancy occupancy[KP_OCCUPANCIES];
+    unsigned occupancies;
     char name[];
 };
 
@@ -105,13 +117,14 @@ int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
 
 /* shim_link.c. kp_enter takes `tx` when it returns 0; kp_send, kp_ask and kp_leave give it back. */
 CUresult kp_enter(void);        /* for a call that runs in the thread's current context */
+CUresult kp_enter_any(void);    /* likewise, also where the thread has none */
 CUresult kp_enter_device(void); /* for one that needs no context: dials again where the worker was lost */
 CUresult kp_leave(CUresult result);
 CUresult kp_send(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes);
 CUresult kp_ask(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,
                 struct kp_answer *answer);
-CUresult kp_send_bulk(uint16_t op, const uint64_t *numbers, unsigned count, const void *bulk, size_t bytes,
-                      struct kp_answer *answer); /* answer NULL: not waited for */
+CUresult kp_send_bulk(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,
+                      const void *bulk, size_t bytes, struct kp_answer *answer); /* answer NULL: not waited for */
 CUresult kp_link_open(void);
 int kp_link_flush(void); /* with `tx` held */
 void kp_link_put(uint16_t op, uint16_t flags, uint32_t seq, const uint64_t *numbers, unsigned count, const void *tail,
@@ -134,6 +147,7 @@ void kp_link_lose(const char *why);
 /* shim_objects.c, with `tx` held: handles as the program sees them. */
 uint64_t kp_object_new(enum kp_kind kind);
 void kp_object_drop(uint64_t number);
+void kp_object_lose(uint64_t number); /* the same, taking `tx` itself: of what the worker did not make */
 CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *number);
 CUresult kp_stream_number(CUstream stream, uint64_t *number);
 CUresult kp_device_number(CUdeviceptr address, size_t element, size_t count, size_t rows, size_t pitch, uint64_t *number);
@@ -168,8 +182,40 @@ void kp_space_drop(uint64_t context); /* all that was allocated in it */
 bool kp_on_device(CUdeviceptr address); /* of the window: no address of the program's */
 CUresult kp_device_range(CUdeviceptr address, size_t bytes); /* with `tx` held: INVALID_VALUE where it leaves an allocation */
 
-/* shim_module.c, with `tx` held: NULL where it is no function. */
+/* shim_module.c, with `tx` held: NULL where it is no function (or kernel). */
 struct kp_function *kp_function_of(CUfunction f);
+struct kp_function *kp_kernel_of(CUkernel kernel);
+CUresult kp_function_param(const struct kp_function *function, size_t index, size_t *offset, size_t *size);
+/* These two give `tx` back. */
+CUresult kp_function_fetch(uint16_t op, enum kp_kind kind, uint64_t *in, unsigned count, uint64_t parent, const char *name, void **out);
+CUresult kp_function_change(uint16_t op, const uint64_t *in, unsigned count, CUfunction f);
+
+/* shim_image.c: what is compiled or linked, and how. */
+struct kp_image {
+    const void *data;
+    size_t bytes;
+    void *owned; /* memory to free, or NULL */
+};
+struct kp_log_buffer {
+    char *text;
+    size_t room;
+    unsigned size; /* 1 + index of the option that its length is given back in, 0: none */
+};
+struct kp_jit {
+    struct kp_jit_option options[KP_JIT_OPTIONS_MAX];
+    unsigned count;
+    struct kp_log_buffer info, error;
+    void **values; /* the program's */
+};
+CUresult kp_image_find(struct kp_image *image, const void *data);
+CUresult kp_image_read(struct kp_image *image, const char *path);
+void kp_image_drop(struct kp_image *image);
+CUresult kp_image_send(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit); /* gives `tx` back */
+CUresult kp_jit_read(struct kp_jit *jit, unsigned count, const CUjit_option *options, void **values);
+void kp_jit_give(const struct kp_jit *jit, const void *reply, size_t got); /* its struct kp_logs */
+
+/* shim_linker.c */
+void kp_linker_free(void *linker);
 
 /* shim_host.c: page-locked host memory: in the window where there is one with room, plain memory otherwise. */
 bool kp_host_find(const void *address, void **start, size_t *bytes);

@@ -118,7 +118,7 @@ static CUresult box_in(const struct side *from, const struct side *to, const str
     if ((rc = arrived(from, stream)) == CUDA_SUCCESS && (rc = enter(to, stream, &in[KP_BOX_IN_STREAM])) == CUDA_SUCCESS) {
         if (packed != from->host)
             pack(from, shape, packed, false);
-        rc = kp_send_bulk(KP_OP_box_in, in, KP_BOX_IN_IN, packed, shape->bytes, NULL);
+        rc = kp_send_bulk(KP_OP_box_in, in, KP_BOX_IN_IN, NULL, 0, packed, shape->bytes, NULL);
     }
     if (packed != from->host)
         free(packed);

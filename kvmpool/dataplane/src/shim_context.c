@@ -285,6 +285,42 @@ CUresult kp_cuCtxGetFlags(unsigned int *flags)
     return rc;
 }
 
+CUresult kp_cuCtxSetFlags(unsigned int flags)
+{
+    struct kp_context *context;
+    CUresult rc = (flags & ~CONTEXT_FLAGS) != 0 ? CUDA_ERROR_INVALID_VALUE : kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if ((context = kp_context_of(kp_current())) != NULL) /* how a thread waits is of no matter to the card */
+        context->flags = flags;
+    return kp_leave(CUDA_SUCCESS);
+}
+
+/* A property of the device, which has one card all its life. */
+CUresult kp_cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    static int32_t range[2];
+    static bool known; /* both guarded by `tx` */
+    int32_t got[2] = {0, 0};
+    struct kp_answer answer = {.bytes = got, .room = sizeof got};
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!known) {
+        rc = kp_ask(KP_OP_priority_range, NULL, 0, NULL, 0, &answer);
+        pthread_mutex_lock(&kp_shim.tx);
+        known = rc == CUDA_SUCCESS && answer.got == sizeof got;
+        memcpy(range, got, sizeof got);
+    }
+    if (rc == CUDA_SUCCESS && least != NULL)
+        *least = range[0];
+    if (rc == CUDA_SUCCESS && greatest != NULL)
+        *greatest = range[1];
+    return kp_leave(rc);
+}
+
 CUresult kp_cuCtxGetId(CUcontext ctx, unsigned long long *id)
 {
     struct kp_context context = {0};

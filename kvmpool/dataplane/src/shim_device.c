@@ -155,37 +155,12 @@ CUresult kp_cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice pee
     return rc;
 }
 
-CUresult kp_cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
+CUresult kp_cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice src, CUdevice dst)
 {
-    uint64_t number;
-    CUresult rc = kp_enter();
+    CUresult rc = check(src, value);
 
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if (pctx == NULL)
-        return kp_leave(CUDA_ERROR_INVALID_VALUE);
-    if ((rc = kp_stream_number(hStream, &number)) != CUDA_SUCCESS)
-        return kp_leave(rc);
-    *pctx = (CUcontext)(uintptr_t)(number == 0 ? kp_current() : kp_handles_get(&kp_shim.handles, number, KP_STREAM)->parent);
-    return kp_leave(CUDA_SUCCESS);
-}
-
-CUresult kp_cuStreamGetDevice(CUstream hStream, CUdevice *device)
-{
-    CUcontext context;
-    CUresult rc = device == NULL ? CUDA_ERROR_INVALID_VALUE : kp_cuStreamGetCtx(hStream, &context);
-
-    if (rc == CUDA_SUCCESS)
-        *device = 0;
-    return rc;
-}
-
-CUresult kp_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
-{
-    CUcontext context;
-    CUresult rc = captureStatus == NULL ? CUDA_ERROR_INVALID_VALUE : kp_cuStreamGetCtx(hStream, &context);
-
-    if (rc == CUDA_SUCCESS)
-        *captureStatus = 0; /* none: capture is not supported */
+    if (rc == CUDA_SUCCESS && (dst != 0 || src == dst)) /* a card is no peer of itself */
+        rc = CUDA_ERROR_INVALID_DEVICE;
+    (void)attrib;
     return rc;
 }

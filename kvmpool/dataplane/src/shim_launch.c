@@ -6,6 +6,7 @@
 struct launch {
     unsigned grid[3], block[3], shared;
     CUstream stream;
+    bool cooperative;
 };
 
 static CUresult check_shape(const struct launch *launch, const struct kp_function *function)
@@ -68,6 +69,24 @@ static CUresult pack(const struct kp_function *function, void **params, unsigned
     return CUDA_SUCCESS;
 }
 
+/* All blocks of a cooperative launch must fit on the device at once. */
+static CUresult check_cooperative(CUfunction f, const struct launch *launch)
+{
+    uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
+    uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
+    int fit = 0;
+    CUresult rc;
+
+    if (threads == 0 || threads > (uint64_t)kp_shim.device.value[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])
+        return CUDA_ERROR_INVALID_VALUE;
+    rc = kp_cuOccupancyMaxActiveBlocksPerMultiprocessor(&fit, f, (int)threads, launch->shared);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    return blocks <= (uint64_t)fit * (unsigned)kp_shim.device.value[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT]
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+}
+
 static CUresult run(CUfunction f, const struct launch *launch, void **params, void **extra)
 {
     const void *buffer = kp_shim.params;
@@ -78,6 +97,8 @@ static CUresult run(CUfunction f, const struct launch *launch, void **params, vo
 
     if (params != NULL && extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
+    if (launch->cooperative && (rc = check_cooperative(f, launch)) != CUDA_SUCCESS)
+        return rc;
     if ((rc = kp_enter()) != CUDA_SUCCESS)
         return rc;
     if ((function = kp_function_of(f)) == NULL)
@@ -95,6 +116,7 @@ static CUresult run(CUfunction f, const struct launch *launch, void **params, vo
         in[KP_LAUNCH_BLOCK_X + i] = launch->block[i];
     }
     in[KP_LAUNCH_SHARED] = launch->shared;
+    in[KP_LAUNCH_COOPERATIVE] = launch->cooperative;
     return kp_send(KP_OP_launch, in, KP_LAUNCH_IN, buffer, bytes);
 }
 
@@ -103,21 +125,35 @@ CUresult kp_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gri
                            unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 {
     struct launch launch = {
-        {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream,
+        {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream, false,
     };
 
     return run(f, &launch, kernelParams, extra);
 }
 
+CUresult kp_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                                      unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                                      unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
+{
+    struct launch launch = {
+        {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream, true,
+    };
+
+    return run(f, &launch, kernelParams, NULL);
+}
+
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra, CUstream stream)
 {
     struct launch launch;
+    bool cooperative = false;
 
     if (config == NULL || (config->numAttrs > 0 && config->attrs == NULL))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < config->numAttrs; i++) { /* hints may be dropped; what changes the result may not */
         int id = config->attrs[i].id;
-        if (id != 0 /* ignore */ && id != 1 /* access policy window */ && id != 8 /* priority */)
+        if (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+            memcpy(&cooperative, config->attrs[i].value, 1); /* an int, 0 or 1 */
+        else if (id != 0 /* ignore */ && id != 1 /* access policy window */ && id != 8 /* priority */)
             return kp_unsupported("cuLaunchKernelEx with attributes");
     }
     launch = (struct launch){
@@ -125,6 +161,7 @@ static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **par
         {config->blockDimX, config->blockDimY, config->blockDimZ},
         config->sharedMemBytes,
         stream,
+        cooperative,
     };
     return run(f, &launch, params, extra);
 }

@@ -142,6 +142,21 @@ CUresult kp_enter(void)
     return CUDA_SUCCESS;
 }
 
+CUresult kp_enter_any(void)
+{
+    struct kp_link *link = &kp_shim.link;
+    uint64_t none = 0;
+    CUresult rc;
+
+    if (kp_current() != 0)
+        return kp_enter();
+    if ((rc = kp_enter_device()) == CUDA_SUCCESS && link->context != 0) {
+        kp_link_put(KP_OP_CONTEXT, 0, link->seq++, &none, 1, NULL, 0);
+        link->context = 0;
+    }
+    return rc;
+}
+
 CUresult kp_enter_device(void)
 {
     CUresult rc = gate();
@@ -208,10 +223,10 @@ CUresult kp_ask(uint16_t op, const uint64_t *numbers, unsigned count, const void
     return call(op, numbers, count, tail, tail_bytes, NULL, 0, answer);
 }
 
-CUresult kp_send_bulk(uint16_t op, const uint64_t *numbers, unsigned count, const void *bulk, size_t bytes,
-                      struct kp_answer *answer)
+CUresult kp_send_bulk(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,
+                      const void *bulk, size_t bytes, struct kp_answer *answer)
 {
-    return call(op, numbers, count, NULL, 0, bulk, bytes, answer);
+    return call(op, numbers, count, tail, tail_bytes, bulk, bytes, answer);
 }
 
 static void start_flusher(void)

@@ -117,7 +117,7 @@ CUresult kp_cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, siz
         return kp_leave(rc);
     if (kp_host_shared(srcHost, bytes, &offset))
         return copy_shared(KP_OP_arena_in, dstDevice, bytes, offset, in[KP_COPY_IN_STREAM]);
-    return kp_send_bulk(KP_OP_copy_in, in, KP_COPY_IN_IN, srcHost, bytes, NULL);
+    return kp_send_bulk(KP_OP_copy_in, in, KP_COPY_IN_IN, NULL, 0, srcHost, bytes, NULL);
 }
 
 /* Waits for the bytes, unless they arrive in the window, also where the host memory is page-locked: later than the program must expect, never earlier. */

@@ -10,8 +10,13 @@ uint64_t kp_object_new(enum kp_kind kind)
 
 static void release(struct kp_handle *entry)
 {
-    if (kp_handle_kind(entry->number) == KP_CONTEXT || kp_handle_kind(entry->number) == KP_FUNCTION)
-        free(entry->value);
+    switch (kp_handle_kind(entry->number)) {
+    case KP_CONTEXT:
+    case KP_FUNCTION:
+    case KP_KERNEL: free(entry->value); break;
+    case KP_LINK: kp_linker_free(entry->value); break;
+    default: break; /* what is behind it is the worker's */
+    }
 }
 
 void kp_object_drop(uint64_t number)
@@ -25,9 +30,18 @@ void kp_object_drop(uint64_t number)
     kp_handles_drop(&kp_shim.handles, number);
 }
 
+void kp_object_lose(uint64_t number)
+{
+    pthread_mutex_lock(&kp_shim.tx);
+    kp_object_drop(number);
+    pthread_mutex_unlock(&kp_shim.tx);
+}
+
 CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *number)
 {
     *number = (uint64_t)(uintptr_t)object;
+    if (kind == KP_FUNCTION && kp_handle_kind(*number) == KP_KERNEL) /* a kernel may stand for a function */
+        kind = KP_KERNEL;
     return kp_handles_get(&kp_shim.handles, *number, kind) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 

@@ -1,10 +1,11 @@
 /* The linker of the driver API: its inputs are kept and become, complete, an image of our own that a module is loaded from.
  *
- * That image ("cubin" to the caller) is: LINKED_MAGIC, total bytes, number of inputs, then each input's size and bytes, padded
- * to 8.
+ * That image is an ELF file, as a cubin is, so that programs can measure it. Its one section holds: LINKED_MAGIC, total bytes
+ * of the section, number of inputs, then each input's size and bytes, padded to 8.
  */
 #include "cuda_core.h"
 
+#include <elf.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,25 +17,30 @@ struct sg_link {
 	unsigned count;
 	char *images[MAX_INPUTS];
 	size_t sizes[MAX_INPUTS];
-	uint64_t *linked; /* the complete image, until destroyed */
+	char *linked; /* the complete image, until destroyed */
 };
+
+static const uint64_t *section_of(const void *image)
+{
+	return (const uint64_t *)(const void *)((const char *)image + sizeof(Elf64_Ehdr));
+}
 
 bool sg_is_linked(const void *image)
 {
-	static const uint64_t magic = LINKED_MAGIC;
 	const char *text = image; /* maybe a short PTX text: no byte after its end is looked at */
 
-	for (size_t i = 0; i < sizeof(magic); i++)
-		if (text[i] != ((const char *)&magic)[i])
+	for (size_t i = 0; i < SELFMAG; i++)
+		if (text[i] != ELFMAG[i])
 			return false;
-	return true;
+	return section_of(image)[0] == LINKED_MAGIC; /* any ELF file has bytes behind its header */
 }
 
 CUresult sg_copy_linked(const void *image, char **copy, size_t *size)
 {
-	*size = ((const uint64_t *)image)[1];
+	*size = section_of(image)[1];
 	if (*size > MAX_INPUTS * (MAX_INPUT_BYTES + 16))
 		return CUDA_ERROR_INVALID_IMAGE;
+	*size += sizeof(Elf64_Ehdr);
 	*copy = malloc(*size);
 	if (!*copy)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -44,7 +50,7 @@ CUresult sg_copy_linked(const void *image, char **copy, size_t *size)
 
 CUresult sg_load_linked(const void *image, struct kp_module **out, char *log, size_t log_size)
 {
-	const uint64_t *word = (const uint64_t *)image;
+	const uint64_t *word = section_of(image);
 	const void *images[MAX_INPUTS];
 	size_t sizes[MAX_INPUTS];
 	uint64_t total = word[1], count = word[2], at = 3;
@@ -133,6 +139,23 @@ static CUresult try_link(const struct sg_link *link)
 	return CUDA_SUCCESS;
 }
 
+/* ELF header, section, section headers (the empty one and ours). */
+static size_t file_bytes(size_t section)
+{
+	return sizeof(Elf64_Ehdr) + section + 2 * sizeof(Elf64_Shdr);
+}
+
+static void write_headers(char *file, size_t section)
+{
+	const Elf64_Ehdr elf = {.e_ident = {ELFMAG0, ELFMAG1, ELFMAG2, ELFMAG3, ELFCLASS64, ELFDATA2LSB, EV_CURRENT},
+				.e_type = ET_EXEC, .e_machine = 190 /* EM_CUDA */, .e_version = EV_CURRENT,
+				.e_shoff = sizeof(elf) + section, .e_ehsize = sizeof(elf), .e_shentsize = sizeof(Elf64_Shdr), .e_shnum = 2};
+	const Elf64_Shdr header = {.sh_type = SHT_PROGBITS, .sh_offset = sizeof(elf), .sh_size = section, .sh_addralign = 8};
+
+	memcpy(file, &elf, sizeof(elf));
+	memcpy(file + elf.e_shoff + sizeof(header), &header, sizeof(header));
+}
+
 CU_API CUresult cuLinkComplete(CUlinkState link, void **image, size_t *size)
 {
 	size_t words = 3, at = 3;
@@ -146,9 +169,11 @@ CU_API CUresult cuLinkComplete(CUlinkState link, void **image, size_t *size)
 	SG_TRY(try_link(link));
 	for (unsigned i = 0; i < link->count; i++)
 		words += 1 + (link->sizes[i] + 8) / 8; /* with a NUL at least */
-	uint64_t *linked = calloc(words, 8);
-	if (!linked)
+	char *file = calloc(1, file_bytes(words * 8));
+	if (!file)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	write_headers(file, words * 8);
+	uint64_t *linked = (uint64_t *)(void *)(file + sizeof(Elf64_Ehdr));
 	linked[0] = LINKED_MAGIC;
 	linked[1] = words * 8;
 	linked[2] = link->count;
@@ -158,10 +183,10 @@ CU_API CUresult cuLinkComplete(CUlinkState link, void **image, size_t *size)
 		at += 1 + (link->sizes[i] + 8) / 8;
 	}
 	free(link->linked);
-	link->linked = linked;
-	*image = linked;
+	link->linked = file;
+	*image = file;
 	if (size)
-		*size = words * 8;
+		*size = file_bytes(words * 8);
 	return CUDA_SUCCESS;
 }
 
