@@ -88,9 +88,10 @@ def test_a_session_can_do_nothing_to_the_host(naughty: Plane, user: str) -> None
     assert tried.pop("capability") == "0"
     allowed = {name: tried.pop(name) for name in list(tried) if name.startswith("allowed-")}
     assert allowed == {"allowed-socketpair": "0", "allowed-kill-self": "0", "allowed-exec": "0"}
-    assert len(tried) >= 56
-    others = {"parents-memory": errno.EACCES, "write-lock": errno.EBADF, "reopen-lock": errno.EACCES}  # not calls but files
-    assert {name: int(code) for name, code in tried.items()} == {name: others.get(name, errno.EPERM) for name in tried}
+    assert len(tried) >= 58
+    files = {"parents-memory": errno.EACCES, "write-lock": errno.EBADF, "cut-turns": errno.EINVAL}  # not open for writing
+    files |= {"reopen-lock": errno.EACCES, "reopen-turns": errno.EACCES}
+    assert {name: int(code) for name, code in tried.items()} == {name: files.get(name, errno.EPERM) for name in tried}
     listener.close()
 
 

@@ -65,20 +65,27 @@ static void try_network(void)
     TRY(accept4);
 }
 
-/* The worker's lock, which a session holds too, names the process that kvmpoold signals. */
-static void try_lock(void)
+/* The worker's lock, which a session holds too, names the process that kvmpoold signals; the page of the card's turns is mapped by
+ * all workers of the card, and whoever cuts it short ends them. */
+static void try_files(void)
 {
     DIR *open_files = opendir("/proc/self/fd");
     struct dirent *each;
 
     while (open_files && (each = readdir(open_files))) {
         char at[64], path[256] = "";
+        int fd = atoi(each->d_name);
 
         snprintf(at, sizeof(at), "/proc/self/fd/%.16s", each->d_name);
-        if (readlink(at, path, sizeof(path) - 1) < 5 || strcmp(path + strlen(path) - 5, ".lock"))
+        if (readlink(at, path, sizeof(path) - 1) < 5)
             continue;
-        told("write-lock", pwrite(atoi(each->d_name), "1 1\n", 4, 0));
-        told("reopen-lock", geteuid() ? open(at, O_RDWR) : (errno = EACCES, -1)); /* root's files are root's */
+        if (!strcmp(path + strlen(path) - 5, ".lock")) {
+            told("write-lock", pwrite(fd, "1 1\n", 4, 0));
+            told("reopen-lock", geteuid() ? open(at, O_RDWR) : (errno = EACCES, -1)); /* root's files are root's */
+        } else if (strstr(path, "/turns/")) {
+            told("cut-turns", ftruncate(fd, 0));
+            told("reopen-turns", geteuid() ? open(at, O_RDWR) : (errno = EACCES, -1));
+        }
     }
     if (open_files)
         closedir(open_files);
@@ -229,7 +236,7 @@ static void misbehave(const char *folder, const char *mode)
     if (!strcmp(mode, "try")) {
         fprintf(out, "uid %u\ncapability %d\n", (unsigned)geteuid(), has_capability());
         try_network();
-        try_lock();
+        try_files();
         try_neighbours();
         try_processes();
         try_kernel();

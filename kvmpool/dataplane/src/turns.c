@@ -6,15 +6,14 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Bytes of the file beyond its end, that are only ever locked. */
-#define LOCK_TURN 0x100000
-#define LOCK_SEAT 0x100010
+#define LOCK_SEAT 0x100000 /* bytes of the file beyond its end, that are only ever locked */
 
 static uint64_t now_ns(void)
 {
@@ -24,16 +23,16 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* An open-file-description lock of one byte; 0 or -errno. */
-static int lock_byte(int fd, int command, short type, off_t at)
+/* By an open-file-description lock of one byte, which ends with the worker. */
+static int lock_seat(int fd, unsigned seat)
 {
-    struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1 };
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SEAT + (off_t)seat, .l_len = 1 };
     int rc;
 
     do
-        rc = fcntl(fd, command, &lock);
+        rc = fcntl(fd, F_OFD_SETLK, &lock);
     while (rc && errno == EINTR);
-    return rc ? -errno : 0;
+    return rc;
 }
 
 static int take_seat(struct kp_turns *turns)
@@ -41,7 +40,7 @@ static int take_seat(struct kp_turns *turns)
     for (unsigned i = 0; i < KP_TURNS_CLAIMS; i++) {
         struct kp_turns_claim *claim = &turns->page->claim[i];
 
-        if (lock_byte(turns->fd, F_OFD_SETLK, F_WRLCK, LOCK_SEAT + (off_t)i))
+        if (lock_seat(turns->fd, i))
             continue;
         for (unsigned slot = 0; slot < KP_ACCOUNT_SLOTS; slot++)
             atomic_store(&claim->wish_ns[slot], 0);
@@ -78,7 +77,8 @@ int kp_turns_open(struct kp_turns *turns, const char *path, uint32_t weight_perc
     }
     turns->page = page;
     atomic_store(&page->magic, KP_TURNS_MAGIC);
-    rc = take_seat(turns);
+    turns->closed_until_ns = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    rc = turns->closed_until_ns == MAP_FAILED ? -ENOMEM : take_seat(turns);
     if (rc)
         munmap(page, sizeof(*page));
 out:
@@ -95,7 +95,7 @@ int kp_turns_join(struct kp_turns *turns, unsigned slot)
     int fd;
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", turns->fd);
-    fd = open(path, O_RDWR | O_CLOEXEC);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return -errno;
     turns->fd = fd;
@@ -182,13 +182,13 @@ int kp_turns_take(struct kp_turns *turns)
     int rc = -ETIMEDOUT;
 
     while (!turns->free) {
-        uint64_t now = now_ns(), closed = atomic_load(&own->closed_until_ns);
+        uint64_t now = now_ns(), closed = atomic_load(turns->closed_until_ns);
         uint32_t heard = atomic_load(&turns->page->bell);
 
         atomic_store(&own->wish_ns[turns->slot], now);
         if (closed > now) {
             since = now; /* its own limit is no neighbour's fault */
-        } else if (is_next(turns, now) && !lock_byte(turns->fd, F_OFD_SETLK, F_WRLCK, LOCK_TURN)) {
+        } else if (is_next(turns, now) && !flock(turns->fd, LOCK_EX | LOCK_NB)) {
             begin(turns);
             rc = 0;
             break;
@@ -207,7 +207,7 @@ int kp_turns_due(struct kp_turns *turns)
 
     if (turns->free)
         return 0;
-    if (atomic_load(&turns->page->claim[turns->seat].closed_until_ns) > now || !is_next(turns, now))
+    if (atomic_load(turns->closed_until_ns) > now || !is_next(turns, now))
         return 1;
     begin(turns);
     return 0;
@@ -232,17 +232,20 @@ int kp_turns_shared(const struct kp_turns *turns)
 void kp_turns_charge(struct kp_turns *turns, uint64_t ns)
 {
     struct kp_turns_claim *own = &turns->page->claim[turns->seat];
-    uint64_t now = now_ns(), from = now - (ns < now ? ns : now), closed = atomic_load(&own->closed_until_ns);
+    uint64_t now = now_ns(), from = now - (ns < now ? ns : now), closed = atomic_load(turns->closed_until_ns);
 
     atomic_fetch_add(&own->used_ns, ns);
     atomic_fetch_add(&own->tag_ns, ns * 100 / turns->weight);
-    if (turns->limit_percent < 100) /* what was used pays for the time since it began */
-        atomic_store(&own->closed_until_ns, (closed > from ? closed : from) + ns * 100 / turns->limit_percent);
+    if (turns->limit_percent < 100) { /* what was used pays for the time since it began */
+        closed = (closed > from ? closed : from) + ns * 100 / turns->limit_percent;
+        atomic_store(turns->closed_until_ns, closed);
+        atomic_store(&own->closed_until_ns, closed);
+    }
 }
 
 void kp_turns_leave(struct kp_turns *turns)
 {
-    lock_byte(turns->fd, F_OFD_SETLK, F_UNLCK, LOCK_TURN);
+    flock(turns->fd, LOCK_UN);
     atomic_fetch_add(&turns->page->bell, 1);
     syscall(SYS_futex, &turns->page->bell, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }

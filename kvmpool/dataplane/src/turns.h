@@ -39,7 +39,8 @@ struct kp_turns_page {
 
 struct kp_turns {
     struct kp_turns_page *page;
-    int fd;               /* the worker's: keeps the seat */
+    int fd;               /* the worker's: keeps the seat; a session's: takes the turn, and cannot write */
+    _Atomic uint64_t *closed_until_ns; /* the claim's own; the page's is for the others, and a neighbour could set it */
     unsigned seat, slot;  /* the claim's and the session's place */
     uint32_t weight, limit_percent; /* the limit is hard; 100: none */
     int free; /* the card divides itself (MPS): nobody waits, it is only counted */
@@ -48,7 +49,8 @@ struct kp_turns {
 /* In the worker: opens `path` (made where it is not) and takes a seat. 0, -EUSERS when every seat is taken, or -errno. */
 int kp_turns_open(struct kp_turns *turns, const char *path, uint32_t weight_percent, uint32_t limit_percent);
 
-/* In a session's process, before it is confined: a descriptor of its own, because the turn is a lock of one. 0 or -errno. */
+/* In a session's process, before it is confined: a descriptor of its own, because the turn is a lock of one; only for reading,
+ * because a page that is cut short ends whoever has it mapped. 0 or -errno. */
 int kp_turns_join(struct kp_turns *turns, unsigned slot);
 
 /* In the worker, once the session of `slot` is gone. */

@@ -12,8 +12,8 @@
 
 #include "refuse.h"
 
-/* Leaves open: the standard three, the guest's socket, its descriptor of the card's turns, and the lock, which so stays held until the last session is gone, even
- * when the parent was killed: a free lock proves that nobody uses the claim's memory. */
+/* Leaves open: the standard three, the guest's socket, its descriptor of the card's turns, and the lock, which so stays held until
+ * the last session is gone, even when the parent was killed: a free lock proves that nobody uses the claim's memory. */
 static void close_all_but(int kept[], unsigned count)
 {
     unsigned from = 3;
