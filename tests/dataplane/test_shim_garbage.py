@@ -142,6 +142,27 @@ def test_what_a_guest_may_ask_wrongly_is_an_error_of_that_call(host: shim.Host) 
             assert result(connection) == expected, what
 
 
+def test_a_function_dies_with_its_kernels_library_whatever_library_the_guest_names(host: shim.Host) -> None:
+    kernel, other, function = frames.KERNEL_HANDLE, frames.LIBRARY_HANDLE + 100, frames.FUNCTION_HANDLE
+    launch = (1, 1, 1, 1, 1, 1, 0, 0, 0)
+    with with_context(host) as connection:
+        for library in (frames.LIBRARY_HANDLE, other):
+            connection.sendall(call("library_load", library, 4, bulk=b"ptx\0"))
+            assert result(connection) == 0
+        connection.sendall(call("kernel_get", frames.LIBRARY_HANDLE, kernel, tail=b"none\0"))
+        assert result(connection) == 0
+        connection.sendall(call("kernel_function", kernel, function, other))
+        said = [result(connection)]
+        connection.sendall(call("kernel_function", kernel, function + 1, frames.LIBRARY_HANDLE))
+        said.append(result(connection))
+        connection.sendall(call("cuLibraryUnload", frames.LIBRARY_HANDLE))
+        assert result(connection) == 0
+        for number in (function, function + 1):
+            connection.sendall(call("launch", number, *launch))
+            said.append(result(connection))
+        assert said == [1, 0, 400, 400]
+
+
 @pytest.mark.parametrize(("va", "stream", "expected"), [(0, 4711, 400), (8 << 21, 0, 1)])
 def test_a_copy_that_fails_is_read_to_its_end(host: shim.Host, va: int, stream: int, expected: int) -> None:
     with with_context(host) as connection:

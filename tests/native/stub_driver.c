@@ -25,6 +25,9 @@ struct CUmod_st {
 struct CUfunc_st {
     char name[32];
 };
+struct CUlib_st {
+    struct CUfunc_st function;
+};
 struct CUstream_st {
     int unused;
 };
@@ -361,6 +364,34 @@ DEFINE(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *n
         return 0;
     }
     return 500;
+}
+
+DEFINE(cuLibraryLoadData, CUlibrary *library, const void *code, CUjit_option *o, void **v, unsigned n, void *p, void **q, unsigned m)
+{
+    (void)code, (void)o, (void)v, (void)n, (void)p, (void)q, (void)m;
+    *library = calloc(1, sizeof **library);
+    strcpy((*library)->function.name, "none");
+    return 0;
+}
+
+/* A kernel is its library. */
+DEFINE(cuLibraryGetKernel, CUkernel *kernel, CUlibrary library, const char *name)
+{
+    (void)name;
+    *kernel = (CUkernel)(void *)library;
+    return 0;
+}
+
+DEFINE(cuKernelGetFunction, CUfunction *function, CUkernel kernel)
+{
+    *function = &((CUlibrary)(void *)kernel)->function;
+    return 0;
+}
+
+DEFINE(cuLibraryUnload, CUlibrary library)
+{
+    free(library);
+    return 0;
 }
 
 DEFINE(cuFuncGetAttribute, int *value, CUfunction_attribute attribute, CUfunction function)

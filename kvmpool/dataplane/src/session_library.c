@@ -45,11 +45,11 @@ int kp_do_kernel_set(struct kp_server *s, struct kp_work *w)
 int kp_do_kernel_function(struct kp_server *s, struct kp_work *w)
 {
     CUfunction function = NULL;
-    void *kernel, *library;
+    void *kernel;
     int rc = kp_resolve(s, w->in[KP_KERNEL_FUNCTION_KERNEL], KP_KERNEL, &kernel);
 
-    if (rc == CUDA_SUCCESS)
-        rc = kp_resolve(s, w->in[KP_KERNEL_FUNCTION_LIBRARY], KP_LIBRARY, &library);
+    if (rc == CUDA_SUCCESS && kp_parent_of(s, w->in[KP_KERNEL_FUNCTION_KERNEL], KP_KERNEL) != w->in[KP_KERNEL_FUNCTION_LIBRARY])
+        rc = CUDA_ERROR_INVALID_VALUE; /* under another library it would outlive the driver's */
     if (rc == CUDA_SUCCESS)
         rc = s->driver.cuKernelGetFunction(&function, kernel);
     if (rc == CUDA_SUCCESS)

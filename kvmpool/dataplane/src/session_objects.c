@@ -21,6 +21,18 @@ int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **o
     return entry != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+uint64_t kp_parent_of(struct kp_server *s, uint64_t number, enum kp_kind kind)
+{
+    const struct kp_handle *entry;
+    uint64_t parent;
+
+    pthread_mutex_lock(&s->handles_lock);
+    entry = kp_handles_get(&s->handles, number, kind);
+    parent = entry != NULL ? entry->parent : 0;
+    pthread_mutex_unlock(&s->handles_lock);
+    return parent;
+}
+
 int kp_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, enum kp_kind kind, void *object)
 {
     return kp_adopt_under(s, number, kind, object, kind == KP_CONTEXT ? 0 : w->home_number, 0);

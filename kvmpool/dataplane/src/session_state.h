@@ -163,6 +163,7 @@ void kp_session_log(const struct kp_server *s, const char *format, ...) __attrib
 
 /* session_objects.c */
 int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **object); /* or CUDA_ERROR_INVALID_HANDLE */
+uint64_t kp_parent_of(struct kp_server *s, uint64_t number, enum kp_kind kind); /* 0: it is none, or has none */
 int kp_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, enum kp_kind kind, void *object);
 int kp_adopt_under(struct kp_server *s, uint64_t number, enum kp_kind kind, void *object, uint64_t parent, uint64_t other);
 void kp_forget(struct kp_server *s, uint64_t number);
