@@ -15,6 +15,7 @@ _PACKAGE = Path(__file__).parent
 # name -> (path below kvmpool/_native in a wheel, path below build/ in a checkout)
 _NATIVE = {
     "shim": ("shim/libcuda.so.1", "kvmpool/dataplane/libcuda.so.1"),
+    "shim-nvml": ("shim/libnvidia-ml.so.1", "kvmpool/dataplane/libnvidia-ml.so.1"),
     "worker": ("bin/kvmpool-worker", "kvmpool/dataplane/kvmpool-worker"),
     "relay": ("bin/kvmpool-relay", "kvmpool/dataplane/kvmpool-relay"),
     "acceptor": ("bin/kvmpool-acceptor", "kvmpool/dataplane/kvmpool-acceptor"),

@@ -26,6 +26,7 @@ SESSION = (
     "session_meter",
     "session_module",
     "session_objects",
+    "session_observe",
     "session_read",
     "session_wait",
 )
@@ -70,7 +71,8 @@ def test_fuzz_frame(tmp_path: Path) -> None:
 
 def test_fuzz_hello(tmp_path: Path) -> None:
     seeds = [frames.hello()[16:], frames.hello(claim=b"a-b_9")[16:], bytes(228), b"\xff\xff\xff\xff" + bytes(224)]
-    assert fuzz(tmp_path, "fuzz_hello", [], seeds, 300) > 1000
+    seeds.append(bytes(1200))  # of figures
+    assert fuzz(tmp_path, "fuzz_hello", [], seeds, 1300) > 1000
 
 
 def test_fuzz_ring(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-/* Any bytes as the body of a hello or a welcome: what passes its check has terminated texts and values in range. */
+/* Any bytes as the body of a hello, a welcome or figures: what passes its check has terminated texts and values in range. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -21,6 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct kp_hello hello;
     struct kp_welcome welcome;
+    struct kp_figures figures;
 
     if (kp_hello_check(data, size, &hello) == 0) {
         must_be_text(hello.claim, sizeof hello.claim);
@@ -35,6 +36,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         must_be_text(welcome.pci, sizeof welcome.pci);
         must_be_text(welcome.text, sizeof welcome.text);
         if (welcome.status > 0)
+            abort();
+    }
+    if (kp_figures_check(data, size, &figures) == 0) {
+        must_be_text(figures.name, sizeof figures.name);
+        must_be_text(figures.driver, sizeof figures.driver);
+        if (figures.processes > KP_FIGURE_PROCESSES || figures.cuda_version < 0)
             abort();
     }
     return 0;

@@ -80,5 +80,8 @@ void kp_account_release(struct kp_account *account, unsigned slot, uint64_t byte
 
 uint64_t kp_account_clear(struct kp_account *account, unsigned slot)
 {
-    return slot < KP_ACCOUNT_SLOTS ? atomic_exchange(&account->slot[slot], 0) : 0;
+    if (slot >= KP_ACCOUNT_SLOTS)
+        return 0;
+    atomic_store(&account->pid[slot], 0);
+    return atomic_exchange(&account->slot[slot], 0);
 }

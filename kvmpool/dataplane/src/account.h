@@ -14,6 +14,7 @@
 struct kp_account {
     uint64_t limit; /* bytes; written once, before the first fork; at most KP_ACCOUNT_LIMIT_MAX */
     _Atomic uint64_t slot[KP_ACCOUNT_SLOTS];
+    _Atomic uint32_t pid[KP_ACCOUNT_SLOTS]; /* in the guest, as the slot's process says; 0: none, or an observer */
 };
 
 #define KP_ACCOUNT_LIMIT_MAX (UINT64_C(1) << 56) /* so that the sum of all slots cannot wrap */

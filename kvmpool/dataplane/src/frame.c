@@ -14,6 +14,7 @@ static uint32_t body_max(uint16_t op)
     case KP_OP_WELCOME: return sizeof(struct kp_welcome);
     case KP_OP_BYE: return 0;
     case KP_OP_CONTEXT: return 8;
+    case KP_OP_FIGURES: return sizeof(struct kp_figures);
     default: return KP_BODY_MAX;
     }
 }
@@ -25,7 +26,7 @@ int kp_frame_check(const void *header, struct kp_frame *out)
     memcpy(&frame, header, sizeof frame);
     if (frame.magic != KP_MAGIC || frame.zero != 0)
         return -EPROTO;
-    if (frame.op == 0 || frame.op >= KP_OP_MAX || (frame.op > KP_OP_CONTEXT && frame.op < KP_OP_CALLS))
+    if (frame.op == 0 || frame.op >= KP_OP_MAX || (frame.op > KP_OP_FIGURES && frame.op < KP_OP_CALLS))
         return -EPROTO;
     if ((frame.flags & ~KP_FLAGS_KNOWN) != 0 || frame.length > body_max(frame.op))
         return -EPROTO;
@@ -66,7 +67,7 @@ int kp_hello_check(const void *body, size_t length, struct kp_hello *out)
     if (length != sizeof hello)
         return -EPROTO;
     memcpy(&hello, body, sizeof hello);
-    if (hello.wire_version != KP_WIRE_VERSION || (hello.flags & ~KP_HELLO_WINDOW) != 0)
+    if (hello.wire_version != KP_WIRE_VERSION || (hello.flags & ~KP_HELLO_FLAGS_KNOWN) != 0)
         return -EPROTO;
     if (kp_claim_name_check(hello.claim, sizeof hello.claim) != 0 ||
         text_check(hello.token, sizeof hello.token) != 0 || text_check(hello.program, sizeof hello.program) != 0)
@@ -89,6 +90,22 @@ int kp_welcome_check(const void *body, size_t length, struct kp_welcome *out)
     if (text_check(welcome.pci, sizeof welcome.pci) != 0 || text_check(welcome.text, sizeof welcome.text) != 0)
         return -EPROTO;
     *out = welcome;
+    return 0;
+}
+
+int kp_figures_check(const void *body, size_t length, struct kp_figures *out)
+{
+    struct kp_figures figures;
+
+    if (length != sizeof figures)
+        return -EPROTO;
+    memcpy(&figures, body, sizeof figures);
+    if (text_check(figures.name, sizeof figures.name) != 0 || text_check(figures.driver, sizeof figures.driver) != 0)
+        return -EPROTO;
+    if (figures.processes > KP_FIGURE_PROCESSES || figures.busy_known > 1 || figures.cuda_version < 0 || figures.major < 0 ||
+        figures.minor < 0 || figures.multiprocessors < 0)
+        return -EPROTO;
+    *out = figures;
     return 0;
 }
 

@@ -36,11 +36,16 @@ enum kp_op {
     KP_OP_DATA = 4,  /* bulk of the call with the same seq, either way */
     KP_OP_BYE = 5,   /* guest -> worker, empty: the process ends; free everything */
     KP_OP_CONTEXT = 6, /* guest -> worker: u64 context handle that the following calls run in */
+    KP_OP_FIGURES = 7, /* observer -> worker, empty; the answer has a struct kp_figures */
     KP_OP_CALLS = 16,  /* first op of calls.toml */
     KP_OP_MAX = 1024,
 };
 
 #define KP_HELLO_WINDOW 1u
+#define KP_HELLO_OBSERVER 2u
+#define KP_HELLO_FLAGS_KNOWN (KP_HELLO_WINDOW | KP_HELLO_OBSERVER)
+
+#define KP_FIGURE_PROCESSES 64u /* of one claim at once */
 
 #define KP_FLAG_REPLY 1u /* the guest waits for a REPLY */
 #define KP_FLAGS_KNOWN KP_FLAG_REPLY
@@ -66,7 +71,8 @@ struct kp_hello {
     char claim[32];        /* "gpu0"; letters, digits, '-', '_' */
     char token[64];        /* empty on vsock and unix */
     uint32_t pid;          /* in the guest; for logs only */
-    uint32_t flags;        /* KP_HELLO_WINDOW: may be sent a window of shared memory with the welcome */
+    uint32_t flags;        /* KP_HELLO_WINDOW: may be sent a window of shared memory with the welcome; */
+                           /* KP_HELLO_OBSERVER: makes no calls, only asks for figures; caps_hash is not looked at */
     uint64_t nonce;        /* differs for each guest process; for logs and a later RESUME */
     uint64_t va_base;      /* first device address of this session */
     char program[64];      /* the guest's word, for logs only */
@@ -85,12 +91,35 @@ struct kp_welcome {
 } __attribute__((packed));
 _Static_assert(sizeof(struct kp_welcome) == 228, "welcome");
 
+struct kp_figure_process {
+    uint32_t pid; /* in the guest, its own word */
+    uint32_t zero;
+    uint64_t memory_bytes;
+};
+
+/* How the claim's card does now. */
+struct kp_figures {
+    uint64_t memory_used; /* bytes, over all sessions of the claim */
+    uint64_t busy_ns;     /* that the card worked for the claim since its worker began */
+    uint64_t now_ns;      /* on the clock that began no later */
+    int32_t cuda_version; /* of the card's driver, 13000 is 13.0 */
+    int32_t major, minor; /* compute capability */
+    int32_t multiprocessors;
+    uint32_t busy_known; /* 0: nothing is measured and busy_ns stays 0 */
+    uint32_t processes;  /* how many of `process` are filled */
+    char name[96];       /* of the card's model */
+    char driver[32];     /* its driver's version, "580.65.06"; empty: not known */
+    struct kp_figure_process process[KP_FIGURE_PROCESSES];
+};
+_Static_assert(sizeof(struct kp_figures) == 176 + 16 * KP_FIGURE_PROCESSES, "figures");
+
 /* 0, or -EPROTO where the 16 bytes are no header of this wire version or announce a body beyond its op's maximum. */
 int kp_frame_check(const void *header, struct kp_frame *out);
 
 /* 0, or -EPROTO where a value of the body is out of range or a text not terminated printable ASCII. */
 int kp_hello_check(const void *body, size_t length, struct kp_hello *out);
 int kp_welcome_check(const void *body, size_t length, struct kp_welcome *out);
+int kp_figures_check(const void *body, size_t length, struct kp_figures *out);
 
 /* A claim's name as it may stand in a hello. */
 int kp_claim_name_check(const char *name, size_t room);

@@ -1,5 +1,6 @@
 /* The session: welcome, then frames in order until the guest goes. See session.h. */
 #define _GNU_SOURCE
+#include "session_observe.h"
 #include "session_state.h"
 
 #include <errno.h>
@@ -63,7 +64,7 @@ static int run_call(struct kp_server *s, const struct kp_op_info *info, struct k
     if (result == CUDA_SUCCESS) {
         result = info->run(s, w);
     } else if (info->bulk == KP_BULK_IN) {
-        int rc = kp_drain_bulk(s, w->seq, w->in[1]); /* both bulk calls have their bytes there */
+        int rc = kp_drain_bulk(s, w->seq, w->in[1]); /* all bulk calls have their bytes there */
         result = rc < 0 ? rc : result;
     }
     if (result >= 0 && w->wanted)
@@ -184,10 +185,13 @@ static struct kp_server *make_server(const struct kp_session *session, int fd, c
 
 int kp_session_run(const struct kp_session *session, int fd, const struct kp_hello *hello)
 {
-    struct kp_server *s = make_server(session, fd, hello);
+    struct kp_server *s;
     int rc;
 
-    if (s == NULL)
+    if ((hello->flags & KP_HELLO_OBSERVER) != 0)
+        return kp_observe(session, fd, hello);
+    atomic_store(&session->account->pid[session->slot], hello->pid);
+    if ((s = make_server(session, fd, hello)) == NULL)
         return -ENOMEM;
     if ((rc = welcome(s, hello)) != 0)
         return rc == -EPIPE ? 0 : rc;

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "shim_dial.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -187,6 +188,12 @@ static int connect_endpoint(char *address)
     return -EINVAL;
 }
 
+/* What the greeting asks for. */
+struct wish {
+    bool window, observer;
+    int seconds; /* that an answer is waited for */
+};
+
 static void limit_wait(int fd, int seconds)
 {
     struct timeval limit = {.tv_sec = seconds};
@@ -202,7 +209,7 @@ static bool window_wanted(int fd)
     return (wish == NULL || strcmp(wish, "0") != 0) && kp_window_possible(fd);
 }
 
-static int greet(int fd, const struct endpoint *endpoint, bool want_window, struct kp_welcome *welcome, int *memory)
+static int greet(int fd, const struct endpoint *endpoint, const struct wish *wish, struct kp_welcome *welcome, int *memory)
 {
     const uint8_t hash[16] = KP_CAPS_HASH;
     struct kp_hello hello = {.wire_version = KP_WIRE_VERSION, .pid = (uint32_t)getpid(), .va_base = KP_VA_BASE};
@@ -218,8 +225,8 @@ static int greet(int fd, const struct endpoint *endpoint, bool want_window, stru
         hello.nonce = (uint64_t)getpid();
     if (kp_hello_check(&hello, sizeof hello, &hello) != 0)
         return -EINVAL;
-    hello.flags = want_window ? KP_HELLO_WINDOW : 0;
-    limit_wait(fd, GREETING_SECONDS);
+    hello.flags = wish->observer ? KP_HELLO_OBSERVER : wish->window && window_wanted(fd) ? KP_HELLO_WINDOW : 0;
+    limit_wait(fd, wish->seconds);
     rc = kp_hello_write(fd, &hello);
     if (rc == 0)
         rc = kp_window_welcome_read(fd, welcome, memory);
@@ -241,7 +248,8 @@ static CUresult refusal(int status)
 }
 
 /* Connects and greets: a socket, -1 where nobody is there, or -2 where another try without a window is worth it. */
-static int dial(const struct endpoint *endpoint, bool windows, struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
+static int dial(const struct endpoint *endpoint, const struct wish *wish, struct kp_welcome *welcome, struct kp_window *window,
+                CUresult *why)
 {
     char address[TEXT_MAX];
     int fd, rc, memory = -1;
@@ -252,7 +260,7 @@ static int dial(const struct endpoint *endpoint, bool windows, struct kp_welcome
         *why = fd == -EINVAL || fd == -ENODEV || fd == -EAFNOSUPPORT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
         return -1;
     }
-    rc = greet(fd, endpoint, windows && window_wanted(fd), welcome, &memory);
+    rc = greet(fd, endpoint, wish, welcome, &memory);
     int opened = memory >= 0 ? kp_window_open(window, memory) : 0;
     if (memory >= 0)
         close(memory);
@@ -273,7 +281,7 @@ static int dial(const struct endpoint *endpoint, bool windows, struct kp_welcome
     return opened != 0 ? -2 : -1;
 }
 
-int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
+static int dial_found(struct wish wish, struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
 {
     struct endpoint endpoint;
     int fd;
@@ -284,6 +292,21 @@ int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
         *why = CUDA_ERROR_NO_DEVICE;
         return -1;
     }
-    fd = dial(&endpoint, true, welcome, window, why);
-    return fd == -2 ? dial(&endpoint, false, welcome, window, why) : fd;
+    fd = dial(&endpoint, &wish, welcome, window, why);
+    wish.window = false;
+    return fd == -2 ? dial(&endpoint, &wish, welcome, window, why) : fd;
+}
+
+int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
+{
+    return dial_found((struct wish){.window = true, .seconds = GREETING_SECONDS}, welcome, window, why);
+}
+
+int kp_dial_observer(int seconds, struct kp_welcome *welcome, CUresult *why)
+{
+    struct kp_window none = {NULL};
+    int fd = dial_found((struct wish){.observer = true, .seconds = seconds}, welcome, &none, why);
+
+    kp_window_close(&none); /* nobody asked for one */
+    return fd;
 }

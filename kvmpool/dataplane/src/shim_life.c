@@ -1,10 +1,7 @@
-/* The shim's life in its process: cuInit, fork, exit; and its log, which only exists where KVMPOOL_LOG names a file. */
+/* The shim's life in its process: cuInit, fork, exit. */
 #define _GNU_SOURCE
 #include "shim.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,30 +11,6 @@
 
 #define EXIT_WAIT_SECONDS 1 /* for a thread that holds the connection while the process ends */
 #define NAMES_LOGGED 1024
-
-void kp_log(const char *format, ...)
-{
-    const char *path = getenv("KVMPOOL_LOG");
-    char line[512];
-    struct timespec now;
-    va_list arguments;
-    int used, fd, saved = errno;
-
-    if (path == NULL || path[0] == 0 || (fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600)) < 0)
-        return;
-    clock_gettime(CLOCK_REALTIME, &now);
-    used = snprintf(line, sizeof line, "%lld.%03ld kvmpool[%d] ", (long long)now.tv_sec, now.tv_nsec / 1000000, (int)getpid());
-    va_start(arguments, format);
-    used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);
-    va_end(arguments);
-    if (used > (int)sizeof line - 2)
-        used = (int)sizeof line - 2;
-    line[used++] = '\n';
-    if (write(fd, line, (size_t)used) < 0)
-        errno = 0; /* a full disk is not the program's trouble */
-    close(fd);
-    errno = saved;
-}
 
 CUresult kp_unsupported(const char *name)
 {
