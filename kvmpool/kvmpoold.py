@@ -196,7 +196,14 @@ def _guest_group(named: str) -> str:
 
 
 def _confinement(keys: DataplaneSection) -> Confinement:
-    return Confinement(keys.worker_user, keys.session_memory_mib, keys.session_tasks, keys.session_cpus)
+    return Confinement(
+        user=keys.worker_user,
+        memory_mib=keys.session_memory_mib,
+        tasks=keys.session_tasks,
+        cpus=keys.session_cpus,
+        launch_timeout_s=keys.launch_timeout_s,
+        mps=keys.mps,
+    )
 
 
 async def _let_go(tasks: set[asyncio.Task[None]]) -> None:

@@ -96,8 +96,6 @@ def unsupported(spec: ClaimSpec) -> str | None:
         return 'on_failure="replay" is not supported yet: only "rebind" and "none" are'
     if spec.memory_limit_mib > spec.memory_mib:
         return "memory_limit above memory is not supported yet: leave it out"
-    if spec.compute_limit_percent != COMPUTE_PERCENT:
-        return "compute_limit below 100 is not supported yet: leave it out"
     if spec.numa is Numa.REQUIRED:
         return 'numa="required" is not supported yet: only "any" and "preferred" are'
     if spec.ha:

@@ -33,6 +33,8 @@ class Confinement:
     memory_mib: int = 0
     tasks: int = 0
     cpus: int = 0
+    launch_timeout_s: float = 0.0
+    mps: bool = False  # the card divides itself: a hard limit is MPS's, and nobody takes turns
 
 
 _NONE = Confinement()
@@ -131,10 +133,13 @@ class ProcessWorkers:
             "--uuid", binding.claim.domain, "--domain", binding.domain_name[:200], "--claim", binding.claim.name,
             "--generation", str(binding.generation), "--dir", str(self._folder), "--card", binding.card,
             "--memory-mib", str(memory_mib), "--compute", str(binding.compute_percent),
+            "--compute-limit", str(binding.compute_limit_percent),
             "--virtual-uuid", str(virtual_uuid(binding.claim)), "--virtual-pci", virtual_pci(binding.claim),
             "--card-deadline-ms", str(round(self._card_s * 1000)),
             "--session-memory-mib", str(self._confinement.memory_mib),
             "--session-tasks", str(self._confinement.tasks), "--session-cpus", str(self._confinement.cpus),
+            "--launch-timeout-ms", str(round(self._confinement.launch_timeout_s * 1000)),
+            *(["--mps"] if self._confinement.mps else []),
             *(["--user", self._confinement.user] if self._confinement.user else []),
         ]  # fmt: skip
 

@@ -148,7 +148,6 @@ def test_each_refused_card_is_named_with_its_reason() -> None:
         (spec(hold=Hold.PROCESS), 'hold="process"'),
         (spec(on_failure=OnFailure.REPLAY), 'on_failure="replay"'),
         (spec(memory_limit_mib=8192), "memory_limit"),
-        (spec(compute_limit_percent=50), "compute_limit"),
         (spec(numa=Numa.REQUIRED), 'numa="required"'),
         (spec(ha=True), 'ha="yes"'),
     ],
@@ -161,7 +160,7 @@ def test_what_cannot_be_performed_yet_is_refused_by_name(asked: ClaimSpec, word:
     assert "\n" not in reason
 
 
-@pytest.mark.parametrize("asked", [spec(), spec(on_failure=OnFailure.NONE), spec(preemptible=True, compute_percent=25)])
+@pytest.mark.parametrize("asked", [spec(), spec(on_failure=OnFailure.NONE), spec(compute_percent=25, compute_limit_percent=50)])
 def test_what_can_be_performed_is_not_refused(asked: ClaimSpec) -> None:
     assert unsupported(asked) is None
 

@@ -232,11 +232,12 @@ int kp_turns_shared(const struct kp_turns *turns)
 void kp_turns_charge(struct kp_turns *turns, uint64_t ns)
 {
     struct kp_turns_claim *own = &turns->page->claim[turns->seat];
-    uint64_t now = now_ns(), from = now - (ns < now ? ns : now), closed = atomic_load(turns->closed_until_ns);
+    uint64_t now = now_ns(), back = ns + KP_TURN_LATE_NS, closed = atomic_load(turns->closed_until_ns);
+    uint64_t from = now - (back < now ? back : now);
 
     atomic_fetch_add(&own->used_ns, ns);
     atomic_fetch_add(&own->tag_ns, ns * 100 / turns->weight);
-    if (turns->limit_percent < 100) { /* what was used pays for the time since it began */
+    if (turns->limit_percent < 100) { /* what was used pays for the time since it began, or since it might have */
         closed = (closed > from ? closed : from) + ns * 100 / turns->limit_percent;
         atomic_store(turns->closed_until_ns, closed);
         atomic_store(&own->closed_until_ns, closed);

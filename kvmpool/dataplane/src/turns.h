@@ -17,6 +17,7 @@
 #define KP_TURNS_MAGIC 0x4e525554u /* "TURN" */
 #define KP_TURN_NS UINT64_C(10000000)       /* of the card before another claim's turn: 100 changes a second cost ~1 % */
 #define KP_TURN_CREDIT_NS UINT64_C(200000000) /* of virtual time: one that waits for its guest between two turns loses nothing */
+#define KP_TURN_LATE_NS UINT64_C(100000000) /* that a claim with a hard limit may have waited for others and still catch up */
 #define KP_TURN_FRESH_NS UINT64_C(50000000) /* a wish older than this is of one that died or stopped */
 #define KP_TURN_TICK_NS 5000000             /* a waiter looks again, and renews its wish */
 #define KP_TURN_WAIT_NS UINT64_C(10000000000) /* then it works without: a neighbour that keeps the turn must not stop it */
