@@ -33,7 +33,8 @@ class LinuxImage:
 def linux(extra: Sequence[Path] = ()) -> LinuxImage:
     """The Linux guest with the shim, the programs and these. Raises NotFound where something is not built."""
     chosen = kernel()
-    return LinuxImage(chosen.image, initramfs.build(chosen, native("shim"), (*programs(), *extra)))
+    libraries = (native("shim"), native("shim-nvml"))
+    return LinuxImage(chosen.image, initramfs.build(chosen, libraries, (*programs(), *extra)))
 
 
 def linux_kernel() -> Path:

@@ -1,4 +1,4 @@
-"""The root of the lab's Linux guest as one cpio: busybox, modules, glibc, kvmpool's libcuda.so.1, example programs.
+"""The root of the lab's Linux guest as one cpio: busybox, modules, glibc, kvmpool's guest libraries, example programs.
 
 It is not compressed: under TCG unpacking costs more than reading. The same inputs give the same bytes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,16 +30,16 @@ class Entry:
     data: bytes = b""
 
 
-def build(kernel: Kernel, shim: Path | None, programs: Iterable[Path]) -> bytes:
-    """The archive. `shim` becomes the guest's libcuda.so.1; `programs` and their data go to /usr/local/bin."""
+def build(kernel: Kernel, libraries: Sequence[Path], programs: Iterable[Path]) -> bytes:
+    """The archive. `libraries` keep their names, on the loader's path; `programs` and data go to /usr/local/bin."""
     entries = [Entry(folder, _DIRECTORY) for folder in _FOLDERS]
     entries += [Entry("init", _FILE, Path(__file__).with_name("guest").joinpath("init").read_bytes())]
     entries += _busybox()
     entries += _modules(kernel)
-    binaries = list(programs) + ([shim] if shim else [])
-    entries += [Entry(f"usr/local/bin/{path.name}", _FILE, path.read_bytes()) for path in binaries if path != shim]
-    if shim is not None:
-        entries.append(Entry(f"{_LIBRARIES}/libcuda.so.1", _FILE, shim.read_bytes()))
+    binaries = list(programs)
+    entries += [Entry(f"usr/local/bin/{path.name}", _FILE, path.read_bytes()) for path in binaries]
+    entries += [Entry(f"{_LIBRARIES}/{path.name}", _FILE, path.read_bytes()) for path in libraries]
+    binaries += libraries
     if binaries:
         entries += _loader_and_libraries(binaries)
     return cpio(_with_parents(entries))

@@ -30,7 +30,7 @@ def _missing() -> str:
     if absent := [name for name in _PROGRAMS if shutil.which(name) is None]:
         return f"needs {', '.join(absent)}"
     try:
-        for name in ("shim", "worker", "relay", "softgpu-cuda", "softgpu-nvml"):
+        for name in ("shim", "shim-nvml", "worker", "relay", "softgpu-cuda", "softgpu-nvml"):
             native(name)
     except NotFound as error:
         return str(error)
@@ -67,12 +67,13 @@ def _session_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 def _compiled(target: Path) -> tuple[Path, ...]:
     """The tests' own guest programs."""
-    hog, loader = target / "hog", target / "loader"
+    hog, loader, monitor = target / "hog", target / "loader", target / "monitor"
     gcc = ["gcc", "-O2", "-Wall", "-Werror"]
     process.run([*gcc, "-o", hog, _SOURCES / "hog.c", native("shim")], timeout_s=60)
     # ld warns that a static program's dlopen needs the same glibc at run time: the guest has it
     process.run(["gcc", "-O2", "-static", "-o", loader, _SOURCES / "loader.c"], timeout_s=60)
-    return hog, loader
+    process.run([*gcc, "-o", monitor, _SOURCES / "monitor.c"], timeout_s=60)
+    return hog, loader, monitor
 
 
 @pytest.fixture

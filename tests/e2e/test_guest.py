@@ -30,9 +30,22 @@ def test_a_statically_linked_loader_finds_it_too(pool: Pool) -> None:
     assert (ran.output, ran.code) == ("1 device\n", 0)
 
 
+def test_the_guest_s_nvml_shows_the_claim_and_who_uses_it(pool: Pool) -> None:
+    pool.start(vm())
+    fields = dict(line.split(": ", 1) for line in pool.run("deviceQuery").output.splitlines() if ": " in line)
+    idle = [f"{fields['name']} {fields['uuid']}", f"0 of {fields['memory MiB']} MiB"]
+    until(lambda: pool.run("monitor").output.splitlines() == idle, 5.0, "an idle claim is not shown as idle")
+    pid = pool.run("loop >/tmp/loop.log 2>&1 & echo $! | tee /tmp/loop.pid").output.strip()
+    until(lambda: pool.run("wc -l </tmp/loop.log").output != "0\n", 20.0, "loop does not start")
+    assert pool.run("monitor").output.splitlines()[2:] == [pid]
+    pool.run("kill $(cat /tmp/loop.pid)")
+    until(lambda: pool.run("monitor").output.splitlines() == idle, 5.0, "an ended process is still shown")
+
+
 def test_a_guest_without_a_claim_has_no_device(pool: Pool) -> None:
     pool.start(GuestSpec("plain", 3))
     assert pool.run("deviceQuery", "plain").code != 0
+    assert pool.run("monitor", "plain").output == "NVML 9\n"  # DRIVER_NOT_LOADED
 
 
 def test_a_process_beyond_its_claim_gets_out_of_memory_and_its_neighbour_nothing(pool: Pool) -> None:

@@ -62,7 +62,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
     folder = tmp_path_factory.mktemp("vsock")
     softgpu.create(folder / "card", CARDS[:1])
     chosen = kernel.kernel()
-    root = initramfs.build(chosen, native("shim"), _programs(folder))
+    root = initramfs.build(chosen, [native("shim")], _programs(folder))
     (folder / "initrd").write_bytes(root + initramfs.cpio(_extras(chosen, folder / "card")))
     said = _boot(chosen.image, folder / "initrd")
     assert "MODULE FAILED" not in said
