@@ -223,6 +223,7 @@ def test_a_run_whose_card_dies_goes_on_with_another(doomed: RealHost, programs: 
     told = tmp_path / "told"
     process = start(doomed, "--", "sh", "-c", f"exec {programs}/loop 0 20 > {told}")
     first = serving(doomed, process)
+    doomed.until(lambda: " ok " in told.read_text(), "it does not compute")
     doomed.inject(first["card"].partition("/")[2], "xid 79")
     doomed.until(lambda: _serves_again(doomed, first["generation"]), "it gets no other card", 20)
     [second] = [b for b in doomed.get("/bindings") if b["sessions"]]
