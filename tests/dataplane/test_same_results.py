@@ -33,6 +33,8 @@ extern "C" __global__ void shared_sum(int *p)
     for (int i = 0; i < blockDim.x; i++) sum += tile[i];
     p[threadIdx.x] = sum;
 }
+extern "C" __global__ void wild(int *p) { p[threadIdx.x * 1000000000ll] = 1; }
+extern "C" __global__ void trap() { asm volatile("trap;"); }
 extern "C" __global__ void meet(unsigned *p)
 {
     __syncthreads();
@@ -78,12 +80,32 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative")
+ERRORS = ("faults", "refused")
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_same_results(place: Remote, program: list[Path], case: str) -> None:
-    direct, guest = place.direct([*program, case]), place.guest([*program, case])
+@pytest.mark.parametrize("way", ["1", "0"], ids=["shm", "socket"])
+@pytest.mark.parametrize("case", CASES + ERRORS)
+def test_same_results(place: Remote, program: list[Path], case: str, way: str) -> None:
+    direct, guest = place.direct([*program, case]), place.guest([*program, case], KVMPOOL_SHM=way)
     assert (direct.code, direct.errors) == (0, ""), direct
     assert len(direct.lines) > 1
     assert guest.lines == direct.lines, guest
     assert guest.code == 0
+
+
+def test_with_kvmpool_sync_a_fault_is_of_the_launch_that_made_it(place: Remote, program: list[Path]) -> None:
+    told = place.guest([*program, "faults"], KVMPOOL_SYNC="1").lines
+    assert told[0] == "launch=700"
+    assert "trap=719" in told
+    later = [line for line in place.guest([*program, "faults"]).lines if line.startswith(("launch=", "trap="))]
+    assert later == ["launch=0", "trap=0"]
+
+
+def test_a_training_step_costs_one_round_trip(place: Remote, program: list[Path]) -> None:
+    cold, warm = (place.guest([*program, "step"], STEPS=steps) for steps in ("0", "1"))
+    assert cold.code == warm.code == 0, warm
+    calls = int(warm.lines[0].split("=")[1])
+    sent = warm.stats["frames"] - cold.stats["frames"]
+    assert 4900 <= calls <= 5300, "in the proportions that were measured on real stacks"
+    assert 0.93 <= 1 - sent / calls <= 0.97
+    assert warm.stats["round_trips"] - cold.stats["round_trips"] == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvmpool.dataplane.calltable import Call, Class, Op
 from tests.dataplane import frames, shim
 from tests.dataplane.frames import call, frame
 
@@ -204,3 +205,34 @@ def test_random_bytes_behind_a_good_beginning_never_crash(host: shim.Host) -> No
         connection.close()
     shim.wait_until(lambda: host.sessions() == [], "all sessions are gone")
     assert host.run("memory").code == 0
+
+
+def asynchronous() -> list[Op | Call]:
+    """All but those that name a range of a shared window: this connection has none, which is no error but garbage."""
+    return [entry for entry in frames.table().wire() if entry.cls is Class.ASYNC and not entry.name.startswith("arena")]
+
+
+def failing(entry: Op | Call, wanted: bool) -> bytes:
+    """That call with handles that are none, addresses where nothing is and numbers out of range."""
+    names = entry.fields if isinstance(entry, Op) else tuple(arg.name for arg in entry.numbers_in)
+    numbers = [12345 + 512 * place for place, _ in enumerate(names)]
+    if not isinstance(entry, Op):
+        for place, arg in enumerate(entry.numbers_in):
+            if arg.object == "stream" and arg.kind.value == "new":
+                numbers[place] = frames.STREAM_HANDLE
+            if arg.object == "event" and arg.kind.value == "new":
+                numbers[place] = frames.EVENT_HANDLE
+    bulk = bytes(numbers[1]) if isinstance(entry, Op) and entry.bulk else b""
+    return call(entry.name, *numbers, bulk=bulk, wanted=wanted)
+
+
+@pytest.mark.parametrize("entry", asynchronous(), ids=lambda entry: entry.name)
+def test_no_error_of_an_asynchronous_call_is_ever_dropped(host: shim.Host, entry: Op | Call) -> None:
+    with with_context(host) as connection:
+        connection.sendall(failing(entry, wanted=True))
+        own = result(connection)
+        assert own != 0, "the case must fail"
+        connection.sendall(failing(entry, wanted=False) + call("alloc", frames.VA_BASE, 512))
+        assert result(connection) == own, "the next call that waits tells it"
+        connection.sendall(call("alloc", frames.VA_BASE, 512))
+        assert result(connection) == 0, "once"

@@ -133,7 +133,8 @@ DEFINE(cuCtxSynchronize, void)
 
 DEFINE(cuStreamCreate, CUstream *stream, unsigned flags)
 {
-    (void)flags;
+    if (flags > 1)
+        return 1;
     count("cuStreamCreate");
     *stream = calloc(1, sizeof **stream);
     return 0;
@@ -162,7 +163,8 @@ DEFINE(cuStreamSynchronize, CUstream stream)
 
 DEFINE(cuEventCreate, CUevent *event, unsigned flags)
 {
-    (void)flags;
+    if (flags > 7)
+        return 1;
     *event = calloc(1, sizeof **event);
     return 0;
 }

@@ -87,6 +87,22 @@ static CUresult launch_cooperative(struct kp_server *s, struct kp_work *w, CUfun
     return s->driver.cuLaunchKernelEx(&config, function, NULL, extra);
 }
 
+/* A launch is waited for only under KVMPOOL_SYNC=1: then what it does wrong is its own answer. */
+static CUresult launch(struct kp_server *s, struct kp_work *w, CUfunction function, CUstream stream, void **extra)
+{
+    const uint64_t *in = w->in;
+    CUresult rc;
+
+    if (in[KP_LAUNCH_COOPERATIVE] != 0)
+        rc = launch_cooperative(s, w, function, stream, extra);
+    else
+        rc = s->driver.cuLaunchKernel(function, (unsigned)in[KP_LAUNCH_GRID_X], (unsigned)in[KP_LAUNCH_GRID_Y],
+                                      (unsigned)in[KP_LAUNCH_GRID_Z], (unsigned)in[KP_LAUNCH_BLOCK_X],
+                                      (unsigned)in[KP_LAUNCH_BLOCK_Y], (unsigned)in[KP_LAUNCH_BLOCK_Z],
+                                      (unsigned)in[KP_LAUNCH_SHARED], stream, NULL, extra);
+    return rc == CUDA_SUCCESS && w->wanted ? s->driver.cuStreamSynchronize(stream) : rc;
+}
+
 int kp_do_launch(struct kp_server *s, struct kp_work *w)
 {
     const uint64_t *in = w->in;
@@ -101,12 +117,7 @@ int kp_do_launch(struct kp_server *s, struct kp_work *w)
         rc = kp_resolve(s, in[KP_LAUNCH_STREAM], KP_STREAM, &stream);
     if (rc != CUDA_SUCCESS)
         return rc;
-    if (in[KP_LAUNCH_COOPERATIVE] != 0)
-        return launch_cooperative(s, w, function, stream, bytes > 0 ? extra : NULL);
-    return s->driver.cuLaunchKernel(function, (unsigned)in[KP_LAUNCH_GRID_X], (unsigned)in[KP_LAUNCH_GRID_Y],
-                                    (unsigned)in[KP_LAUNCH_GRID_Z], (unsigned)in[KP_LAUNCH_BLOCK_X],
-                                    (unsigned)in[KP_LAUNCH_BLOCK_Y], (unsigned)in[KP_LAUNCH_BLOCK_Z],
-                                    (unsigned)in[KP_LAUNCH_SHARED], stream, NULL, bytes > 0 ? extra : NULL);
+    return launch(s, w, function, stream, bytes > 0 ? extra : NULL);
 }
 
 /* What the program's callback answered, while the driver asks for it. */

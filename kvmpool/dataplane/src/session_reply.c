@@ -57,7 +57,7 @@ int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
     size_t number_bytes = info->outs * sizeof w->out[0];
     int rc, none = 0;
 
-    if (is_sticky(result))
+    if (is_sticky(result) && w->op != KP_OP_context_destroy) /* there it went with its context */
         atomic_compare_exchange_strong(&s->sticky, &none, result);
     head.sticky = atomic_load(&s->sticky);
     frame.length = (uint32_t)(sizeof head + number_bytes) + w->give_bytes;
