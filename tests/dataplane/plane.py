@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -10,12 +9,15 @@ import signal
 import socket
 import struct
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.dataplane.waiting import built_once, state
+from tests.dataplane.waiting import gone as gone
+from tests.dataplane.waiting import wait_until as wait_until
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "kvmpool" / "dataplane" / "src"
@@ -43,13 +45,7 @@ def build(flavour: str) -> Path:
     files = sorted([*ours, NATIVE / "echo_session.c", NATIVE / "fake_cuda.c"])
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     folder = ROOT / "build" / "tests-native" / f"{flavour}-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{flavour}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            _compile(folder, FLAVOURS[flavour])
-            (folder / "done").touch()
-    return folder
+    return built_once(folder, lambda made: _compile(made, FLAVOURS[flavour]))
 
 
 def _compile(folder: Path, flags: tuple[str, ...]) -> None:
@@ -205,28 +201,6 @@ def status(path: Path) -> dict[str, Any]:
         return control.status()
 
 
-def wait_until(true: Callable[[], object], timeout_s: float = 5.0, what: str = "") -> float:
-    """Seconds it took; fails when it does not become true in time."""
-    started = time.monotonic()
-    while not true():
-        if time.monotonic() - started > timeout_s:
-            raise AssertionError(f"not within {timeout_s} s: {what or true}")
-        time.sleep(0.005)
-    return time.monotonic() - started
-
-
-def gone(pid: int) -> bool:
-    """Whether no process (a zombie is none) has this pid."""
-    return _state(pid) in ("", "Z", "X")
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def resident_kib(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -307,7 +281,7 @@ class Plane:
         """Ends what still runs; fails when a program was ended by a checker (address, undefined) or a crash."""
         for process in self.processes:
             if process.poll() is None:
-                if _state(process.pid) == "T":  # not to others: the leak checker of one that leaves trips over it
+                if state(process.pid) == "T":  # not to others: the leak checker of one that leaves trips over it
                     process.send_signal(signal.SIGCONT)
                 process.terminate()
         for process in self.processes:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.dataplane.waiting import built_once, gone, wait_until
 
 ROOT = Path(__file__).parents[2]
 DATAPLANE = ROOT / "kvmpool" / "dataplane"
@@ -38,13 +38,7 @@ def build(flavour: str) -> Path:
         b"".join(file.read_bytes() for file in sorted([*generators, *ours, *natives, Path(__file__)]))
     ).hexdigest()
     folder = ROOT / "build" / "tests-native" / f"shim-{flavour}-{digest[:16]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"shim-{flavour}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            _compile(folder, FLAVOURS[flavour])
-            (folder / "done").touch()
-    return folder
+    return built_once(folder, lambda made: _compile(made, FLAVOURS[flavour]))
 
 
 def generated(folder: Path) -> Path:
@@ -142,18 +136,11 @@ class Host:
     def sessions(self) -> list[int]:
         """Pids of the sessions that run now."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in children if _state(int(pid)) != "Z"]
+        return [int(pid) for pid in children if not gone(int(pid))]
 
     def driver_calls(self) -> list[str]:
         counted = self.folder / "driver"
         return counted.read_text().split() if counted.exists() else []
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # reaped since it was listed
-        return "Z"
 
 
 @contextmanager
@@ -175,7 +162,7 @@ def host(folder: Path, flavour: str, *arguments: str, memory: int = MEMORY, **ex
             [built / "session_host", socket, str(memory), *arguments], env=environment, stderr=log
         )
     try:
-        wait_until(socket.exists, "the session host listens")
+        wait_until(socket.exists, 10.0, "the session host listens")
         yield Host(folder, built, process, way != "socket")
     finally:
         process.kill()
@@ -183,12 +170,3 @@ def host(folder: Path, flavour: str, *arguments: str, memory: int = MEMORY, **ex
     written = errors.read_text(errors="replace")
     assert "Sanitizer" not in written, written
     assert "runtime error" not in written, written
-
-
-def wait_until(happened: object, what: str, seconds: float = 10.0) -> None:
-    """Polls a callable; an AssertionError names what did not happen."""
-    assert callable(happened)
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.005)

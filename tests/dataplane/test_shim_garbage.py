@@ -13,6 +13,7 @@ import pytest
 from kvmpool.dataplane.calltable import Call, Class, Op
 from tests.dataplane import frames, shim
 from tests.dataplane.frames import call, frame
+from tests.dataplane.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -110,7 +111,7 @@ def test_a_malformed_frame_ends_its_session_only(host: shim.Host, what: str) -> 
         assert ends(connection)
         neighbour.sendall(call("alloc", frames.VA_BASE, 512))
         assert result(neighbour) == 0
-        shim.wait_until(lambda: len(host.sessions()) == 1, "its session ends, the neighbour's does not")
+        wait_until(lambda: len(host.sessions()) == 1, 10.0, "its session ends, the neighbour's does not")
     assert "Protocol error" in (host.folder / "host.log").read_text()
 
 
@@ -203,7 +204,7 @@ def test_random_bytes_behind_a_good_beginning_never_crash(host: shim.Host) -> No
             pass
         assert ends(connection)
         connection.close()
-    shim.wait_until(lambda: host.sessions() == [], "all sessions are gone")
+    wait_until(lambda: host.sessions() == [], 10.0, "all sessions are gone")
     assert host.run("memory").code == 0
 
 

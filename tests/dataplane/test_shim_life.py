@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane import shim
+from tests.dataplane.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -46,7 +47,7 @@ def test_a_call_nobody_waits_for_is_sent_soon_all_the_same(host: shim.Host) -> N
     guest = host.start("unflushed")
     assert guest.stdout is not None
     assert guest.stdout.readline() == "waiting=1\n"
-    shim.wait_until(lambda: "cuStreamCreate" in host.driver_calls(), "the stream is made")
+    wait_until(lambda: "cuStreamCreate" in host.driver_calls(), 10.0, "the stream is made")
     host.finish(guest, "\n")
 
 
@@ -79,7 +80,7 @@ def test_a_lost_worker_is_unavailable_until_a_new_context_dials_again(host: shim
     assert guest.stdout.readline() == "ready=1\n"
     (session,) = host.sessions()
     os.kill(session, how)
-    shim.wait_until(lambda: host.sessions() == [], "the session is gone")
+    wait_until(lambda: host.sessions() == [], 10.0, "the session is gone")
     run = host.finish(guest, "\n")
     assert [run[name] for name in ("synchronise", "alloc", "memset")] == [46, 46, 46]
     assert run["count"] == 0, "the device is still there"
@@ -103,7 +104,7 @@ def test_when_the_guest_is_killed_its_session_ends_within_a_second(host: shim.Ho
     assert guest.stdout.readline() == "ready=1\n"
     guest.kill()
     guest.communicate()
-    shim.wait_until(lambda: host.sessions() == [], "the session is gone", seconds=1.0)
+    wait_until(lambda: host.sessions() == [], 1.0, "the session is gone")
 
 
 @pytest.mark.parametrize(("errno", "code"), [(2, 100), (13, 100), (11, 46), (71, 803), (19, 46)])
@@ -142,7 +143,7 @@ def test_a_statically_linked_program_sends_each_call_at_once(tmp_path: Path) -> 
         guest = host.start("unflushed", program="guest-static")
         assert guest.stdout is not None
         assert guest.stdout.readline() == "waiting=1\n"
-        shim.wait_until(lambda: "cuStreamCreate" in host.driver_calls(), "the stream is made")
+        wait_until(lambda: "cuStreamCreate" in host.driver_calls(), 10.0, "the stream is made")
         host.finish(guest, "\n")
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.dataplane import frames, shim
 from tests.dataplane.frames import call, frame
+from tests.dataplane.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -80,7 +81,7 @@ class Side:
     def result(self) -> int:
         """The CUresult of the next reply."""
         taken = self.word(128 + TAKEN)
-        shim.wait_until(lambda: self.word(128 + WRITTEN) - taken >= frames.HEADER.size, "a reply")
+        wait_until(lambda: self.word(128 + WRITTEN) - taken >= frames.HEADER.size, 10.0, "a reply")
         at = 4096 + RING + taken
         _, op, _, _, length, _ = frames.HEADER.unpack(self.window[at : at + frames.HEADER.size])
         assert op == frames.REPLY
@@ -152,7 +153,7 @@ def test_a_hostile_guest_ends_its_own_session_only(host: shim.Host, what: str) -
     assert side.ended()
     neighbour.put(call("alloc", frames.VA_BASE, 512))
     assert neighbour.result() == 0
-    shim.wait_until(lambda: len(host.sessions()) == 1, "its session ends, the neighbour's does not")
+    wait_until(lambda: len(host.sessions()) == 1, 10.0, "its session ends, the neighbour's does not")
 
 
 def test_a_reader_counter_that_cannot_be_ends_the_session(host: shim.Host) -> None:
@@ -176,7 +177,7 @@ def test_words_that_never_stop_changing_hold_nobody_up(host: shim.Host) -> None:
     try:
         assert host.run("bulk", "3000000")["equal"] == 1
         side.line.shutdown(socket.SHUT_RDWR)
-        shim.wait_until(lambda: host.sessions() == [], "the session ends at its lifeline")
+        wait_until(lambda: host.sessions() == [], 10.0, "the session ends at its lifeline")
     finally:
         stop.set()
         thread.join()
@@ -195,7 +196,7 @@ def test_a_guest_that_writes_for_ever_is_cut_by_the_lifeline(host: shim.Host) ->
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        shim.wait_until(lambda: host.sessions() == [], "the session ends", seconds=2.0)
+        wait_until(lambda: host.sessions() == [], 2.0, "the session ends")
     finally:
         stop.set()
         thread.join()
@@ -301,7 +302,7 @@ def test_page_locked_memory_outlives_its_worker(host: shim.Host) -> None:
     assert guest.stdout.readline() == "ready=1\n"
     (session,) = host.sessions()
     os.kill(session, signal.SIGKILL)
-    shim.wait_until(lambda: host.sessions() == [], "the session is gone")
+    wait_until(lambda: host.sessions() == [], 10.0, "the session is gone")
     run = host.finish(guest, "\n")
     assert (run.code, run["synchronise"], run["equal"]) == (0, 46, 1)
 
