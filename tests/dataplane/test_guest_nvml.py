@@ -401,6 +401,21 @@ def test_good_figures_are_taken(tmp_path: Path, program: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [((7, 0), "VOLTA"), ((7, 5), "TURING"), ((8, 6), "AMPERE"), ((8, 9), "ADA"), ((9, 0), "HOPPER"), ((12, 0), "BLACKWELL"),
+     ((99, 0), "UNKNOWN")],
+)  # fmt: skip
+def test_the_architecture_is_nvml_s_word_for_the_capability(
+    tmp_path: Path, place: Remote, capability: tuple[int, int], architecture: str
+) -> None:
+    told = figures(major=capability[0], minor=capability[1])
+    code = CARD + f"say([n.nvmlDeviceGetArchitecture(c), n.NVML_DEVICE_ARCH_{architecture}])"
+    with liar(tmp_path, welcome(), lambda seq: figures_frame(told, seq)):
+        said_, expected = ask(place, code, KVMPOOL_ENDPOINT=f"unix:{tmp_path}/l")
+    assert said_ == expected
+
+
+@pytest.mark.parametrize(
     ("greeting", "expected"),
     [
         (welcome(status=-71, text=b"another build"), MISMATCH),

@@ -105,6 +105,21 @@ GN_API nvmlReturn_t nvmlDeviceGetCpuAffinity(void *handle, unsigned words, unsig
     return NVML_SUCCESS;
 }
 
+/* nvml.h's numbers: Kepler 2 to Volta 5, Turing 6, Ampere 7, Ada 8, Hopper 9, Blackwell 10; newer ones are not known. */
+static unsigned architecture(int major, int minor)
+{
+    switch (major) {
+    case 3: return 2;
+    case 5: return 3;
+    case 6: return 4;
+    case 7: return minor < 5 ? 5 : 6;
+    case 8: return minor < 9 ? 7 : 8;
+    case 9: return 9;
+    case 10: case 11: case 12: return 10;
+    default: return UINT32_MAX;
+    }
+}
+
 #define NUMBER(name, value) \
     GN_API nvmlReturn_t name(void *handle, unsigned *out) \
     { \
@@ -116,7 +131,7 @@ GN_API nvmlReturn_t nvmlDeviceGetCpuAffinity(void *handle, unsigned words, unsig
 NUMBER(nvmlDeviceGetIndex, 0)
 NUMBER(nvmlDeviceGetMinorNumber, 0)
 NUMBER(nvmlDeviceGetBrand, BRAND_NVIDIA)
-NUMBER(nvmlDeviceGetArchitecture, (unsigned)card.now.major) /* NVML's numbers agree with it from Hopper (9) on */
+NUMBER(nvmlDeviceGetArchitecture, architecture(card.now.major, card.now.minor))
 NUMBER(nvmlDeviceGetComputeMode, 0)
 NUMBER(nvmlDeviceGetDisplayMode, 0)
 NUMBER(nvmlDeviceGetDisplayActive, 0)
