@@ -402,8 +402,8 @@ def test_good_figures_are_taken(tmp_path: Path, program: dict[str, Path]) -> Non
 
 @pytest.mark.parametrize(
     ("capability", "architecture"),
-    [((7, 0), "VOLTA"), ((7, 5), "TURING"), ((8, 6), "AMPERE"), ((8, 9), "ADA"), ((9, 0), "HOPPER"), ((12, 0), "BLACKWELL"),
-     ((99, 0), "UNKNOWN")],
+    [((7, 0), "VOLTA"), ((7, 5), "TURING"), ((8, 6), "AMPERE"), ((8, 9), "ADA"), ((9, 0), "HOPPER"),
+     ((12, 0), "BLACKWELL"), ((99, 0), "UNKNOWN")],
 )  # fmt: skip
 def test_the_architecture_is_nvml_s_word_for_the_capability(
     tmp_path: Path, place: Remote, capability: tuple[int, int], architecture: str
