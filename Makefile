@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 SOURCES := meson.build pyproject.toml $(shell find kvmpool hooks xml systemd -type f -not -path '*/__pycache__/*')
 
-.PHONY: demo test lint bench build clean
+.PHONY: demo test lint bench bench-dataplane build clean
 
 demo: .venv/installed
 	@.venv/bin/kvmpool lab demo
@@ -15,6 +15,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	@$(PY) -m tests.bench
+
+bench-dataplane: .venv/installed
+	@$(PY) -m tests.bench dataplane
 
 build: .venv/installed
 

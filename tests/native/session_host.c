@@ -1,9 +1,13 @@
-/* The least that a session needs around it: listens on a unix socket, reads the hello, runs the session in a fork.
+/* The least that a session needs around it: listens, reads the hello, runs the session in a fork.
  *
  * usage: session_host SOCKET MEMORY_BYTES [refuse ERRNO]
+ * SOCKET is a path; beside it, PATH.tcp says the TCP port of this machine that is listened on too.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +19,21 @@
 #include <unistd.h>
 
 #include "session.h"
+
+static int listen_tcp(const char *path)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+    FILE *file = fopen(path, "we");
+
+    setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* what is accepted inherits it */
+    if (file == NULL || bind(listener, (struct sockaddr *)&address, length) != 0 || listen(listener, 64) != 0)
+        return -1;
+    getsockname(listener, (struct sockaddr *)&address, &length);
+    fprintf(file, "%u", ntohs(address.sin_port));
+    return fclose(file) == 0 ? listener : -1;
+}
 
 static pid_t owners[KP_ACCOUNT_SLOTS];
 
@@ -62,7 +81,8 @@ int main(int argc, char **argv)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct kp_session session = {.pci = "0000:0a:0b.0", .log_fd = 2};
-    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fd, tcp;
+    char beside[256];
     int refuse = argc > 4 ? atoi(argv[4]) : 0;
 
     if (argc < 3)
@@ -73,12 +93,19 @@ int main(int argc, char **argv)
     snprintf(address.sun_path, sizeof address.sun_path, "%s.new", argv[1]);
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 64) != 0)
         return 1;
+    snprintf(beside, sizeof beside, "%s.tcp", argv[1]);
+    if ((tcp = listen_tcp(beside)) < 0)
+        return 1;
     if (rename(address.sun_path, argv[1]) != 0) /* whoever sees the socket can dial it */
         return 1;
     sigaction(SIGCHLD, &(struct sigaction){.sa_handler = interrupt}, NULL);
-    while ((fd = accept(listener, NULL, NULL)) >= 0 || errno == EINTR) {
+    for (;;) {
+        struct pollfd both[2] = {{.fd = listener, .events = POLLIN}, {.fd = tcp, .events = POLLIN}};
+        int came = poll(both, 2, -1);
         reap(session.account);
-        if (fd < 0)
+        if (came <= 0)
+            continue;
+        if ((fd = accept(both[0].revents != 0 ? listener : tcp, NULL, NULL)) < 0)
             continue;
         session.slot = free_slot();
         pid_t child = fork();
@@ -87,5 +114,4 @@ int main(int argc, char **argv)
         owners[session.slot] = child;
         close(fd);
     }
-    return 1;
 }
