@@ -286,9 +286,10 @@ void kp_memory_drop(struct kp_server *s, uint64_t home_number)
 /* What is freed counts as free, though the reaper may still wait for a kernel that uses it. */
 int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w)
 {
-    uint64_t used = kp_account_used(s->session->account);
+    uint64_t used;
 
-    pthread_mutex_lock(&s->memory_lock);
+    pthread_mutex_lock(&s->memory_lock); /* first: what the reaper gives back meanwhile would be taken off twice, or not at all */
+    used = kp_account_used(s->session->account);
     used -= used < s->reaping_bytes ? used : s->reaping_bytes;
     pthread_mutex_unlock(&s->memory_lock);
     w->out[0] = used < s->session->memory_bytes ? s->session->memory_bytes - used : 0;
