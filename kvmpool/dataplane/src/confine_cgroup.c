@@ -8,7 +8,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <mntent.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -17,7 +19,7 @@
 #include "confine.h"
 
 #define CPU_PERIOD_US 100000u /* of cpu.max; the kernel's default */
-#define CLEAR_TRIES 20        /* a killed group is empty within milliseconds */
+#define CLEAR_TRIES 100       /* milliseconds: what was killed in a group is gone within a few, on a slow machine later */
 
 static int put(const char *folder, const char *file, const char *text)
 {
@@ -95,20 +97,22 @@ static int make(const char *folder)
     return mkdir(folder, 0755) && errno != EEXIST ? -errno : 0;
 }
 
-/* Groups of workers that are gone; one with a process in it cannot be removed. */
-static void prune(const char *kvmpool)
+/* Removes the groups in `path`, and those in them, that bear the pid of a worker that is gone. */
+static void prune(const char *path, int levels)
 {
-    DIR *folder = opendir(kvmpool);
+    DIR *folder = opendir(path);
     struct dirent *entry;
 
     while (folder && (entry = readdir(folder))) {
-        char path[KP_CGROUP_MAX], leaf[KP_CGROUP_MAX];
+        char below[KP_CGROUP_MAX];
 
-        if (entry->d_name[0] == '.' || entry->d_type != DT_DIR || join(path, sizeof(path), kvmpool, entry->d_name))
+        if (entry->d_name[0] == '.' || entry->d_type != DT_DIR || join(below, sizeof(below), path, entry->d_name))
             continue;
-        if (!join(leaf, sizeof(leaf), path, "worker"))
-            rmdir(leaf);
-        rmdir(path);
+        if (levels > 1 && (!kill(atoi(entry->d_name), 0) || errno != ESRCH))
+            continue;
+        if (levels > 1)
+            prune(below, levels - 1);
+        rmdir(below);
     }
     if (folder)
         closedir(folder);
@@ -123,7 +127,7 @@ static int make_below_root(struct kp_confine *confine, const char *root)
         rc = make(kvmpool);
     if (rc)
         return rc;
-    prune(kvmpool);
+    prune(kvmpool, 2);
     hand_on(confine, root);
     hand_on(confine, kvmpool);
     snprintf(name, sizeof(name), "%d", (int)getpid());
