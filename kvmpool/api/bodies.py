@@ -114,6 +114,7 @@ def binding_body(look: Look, binding: Binding) -> BindingBody:
         memory_used_mib=worker.memory_used_mib if worker else 0,
         compute_percent=binding.compute_percent,
         sessions=worker.sessions if worker else 0,
+        transports=list(worker.transports) if worker else [],
         worker=binding.worker,
         worker_pid=worker.pid if worker else 0,
         endpoint=claim.endpoint if claim else "",

@@ -102,6 +102,7 @@ class BindingBody(TypedDict):
     memory_used_mib: int  # as its worker says; 0 where no worker answers
     compute_percent: int
     sessions: int
+    transports: list[str]  # of its sessions: shm, unix, tcp, vsock
     worker: str  # address
     worker_pid: int
     endpoint: str

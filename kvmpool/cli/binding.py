@@ -58,6 +58,6 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Worker", f"pid {body['worker_pid']}" if body["worker_pid"] else "-"),
         ("Worker's socket", body["worker"] or "-"),
         ("Endpoint", body["endpoint"] or "-"),
-        ("Transport", body["endpoint"].partition(":")[0] or "-"),
+        ("Transport", ", ".join(body["transports"]) or body["endpoint"].partition(":")[0] or "-"),
         ("Relay points here", "yes" if body["pointed"] else "no"),
     ]

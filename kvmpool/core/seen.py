@@ -59,6 +59,7 @@ class WorkerSeen:
     memory_used_mib: int = 0
     relay_connected: bool = False
     card: CardId | None = None
+    transports: tuple[str, ...] = ()  # of its sessions: shm, unix, tcp, vsock
     serving: bool = True  # False: alive, not ready or not answering on its control socket
 
 

@@ -174,6 +174,7 @@ class ProcessWorkers:
             pid=who.pid,
             sessions=int(seen.get("sessions", 0)),
             memory_used_mib=int(seen.get("memory_used", 0)) >> 20,
+            transports=tuple(sorted(str(each.get("transport")) for each in seen.get("processes", []))),
             relay_connected=bool(seen.get("relay_connected")),
             card=CardId(seen["card"]) if "card" in seen else None,
             serving=bool(seen) and not seen.get("ending"),

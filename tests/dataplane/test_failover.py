@@ -229,6 +229,14 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert host.run("vectorAdd").returncode == 0
 
 
+def test_each_session_says_what_it_travels_over(host: Host) -> None:
+    _, relay = host.serve(binding(1, 0))
+    with holder(host) as program:
+        assert program("take 1") == "0"
+        (worker,) = asyncio.run(host.workers.list())
+    assert worker.transports == ("shm" if relay.endpoint.startswith("unix:") else "tcp",)
+
+
 def test_a_wrong_token_is_told_to_the_program(host: Host) -> None:
     host.serve(binding(1, 0))
     done = host.run("deviceQuery", KVMPOOL_TOKEN="0" * 32)

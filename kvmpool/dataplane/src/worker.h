@@ -35,6 +35,7 @@ struct worker_session {
     int guest_fd;
     uint64_t started_ms;
     uint32_t guest_pid;
+    const char *transport; /* "shm", "unix", "tcp", "vsock" */
     char program[64];
 };
 

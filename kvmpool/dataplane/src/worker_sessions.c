@@ -73,6 +73,18 @@ static int free_slot(const struct worker *worker)
     return -1;
 }
 
+static const char *transport_of(int guest_fd, const struct kp_hello *hello)
+{
+    int domain = 0;
+    socklen_t length = sizeof(domain);
+
+    if (getsockopt(guest_fd, SOL_SOCKET, SO_DOMAIN, &domain, &length))
+        return "unknown";
+    if (domain == AF_UNIX) /* such a guest is given shared memory where it asks for it */
+        return hello->flags & KP_HELLO_WINDOW ? "shm" : "unix";
+    return domain == AF_VSOCK ? "vsock" : "tcp";
+}
+
 void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello)
 {
     int slot = free_slot(worker);
@@ -98,7 +110,8 @@ void worker_session_start(struct worker *worker, int guest_fd, const struct kp_h
         return;
     }
     session = &worker->sessions[slot];
-    *session = (struct worker_session){ .pid = pid, .guest_fd = guest_fd, .started_ms = kp_now_ms(), .guest_pid = hello->pid };
+    *session = (struct worker_session){ .pid = pid, .guest_fd = guest_fd, .started_ms = kp_now_ms(), .guest_pid = hello->pid,
+                                          .transport = transport_of(guest_fd, hello) };
     memcpy(session->program, hello->program, sizeof(session->program));
     worker->served++;
     kp_log_rated(&worker->rate, KP_INFO, "session %d (pid %d) serves %s (guest pid %u)", slot, (int)pid, session->program,
@@ -164,6 +177,7 @@ void worker_sessions_report(const struct worker *worker, struct kp_json *json)
         kp_json_number(json, "pid", (uint64_t)session->pid);
         kp_json_number(json, "guest_pid", session->guest_pid);
         kp_json_text(json, "program", session->program);
+        kp_json_text(json, "transport", session->transport);
         kp_json_number(json, "age_ms", kp_now_ms() - session->started_ms);
         kp_json_number(json, "memory_used", atomic_load(&worker->account->slot[i]));
         kp_json_object_end(json);
