@@ -160,7 +160,15 @@ def test_what_cannot_be_performed_yet_is_refused_by_name(asked: ClaimSpec, word:
     assert "\n" not in reason
 
 
-@pytest.mark.parametrize("asked", [spec(), spec(on_failure=OnFailure.NONE), spec(compute_percent=25, compute_limit_percent=50)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        spec(),
+        spec(on_failure=OnFailure.NONE),
+        spec(preemptible=True, compute_percent=25),
+        spec(compute_percent=25, compute_limit_percent=50),
+    ],
+)
 def test_what_can_be_performed_is_not_refused(asked: ClaimSpec) -> None:
     assert unsupported(asked) is None
 
