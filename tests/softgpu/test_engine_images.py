@@ -211,12 +211,16 @@ def test_processes_that_compile_the_same_at_once_all_succeed(engine: Engine) -> 
     assert not list(engine.root.glob("cache/build.*"))
 
 
-def test_a_cache_that_others_can_write_is_not_used(engine: Engine, tmp_path: Path) -> None:
+def test_a_cache_that_others_can_write_is_not_used(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What lies there is loaded into this process."""
     (tmp_path / "cache").mkdir(mode=0o777)
     (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert _which(Engine(Path(engine.library._name), tmp_path).load(WHICH.replace("NUMBER", "51"))) == 51
     assert list((tmp_path / "cache").iterdir()) == []
+    assert list(tmp_path.glob("kvmpool-softgpu-*/*.so")), "but one of its own"
 
 
 @pytest.mark.parametrize("length", [0, 3, 55, 56, 63, 64, 65, 1000])

@@ -87,6 +87,7 @@ static int usable_folder(const char *path)
 int kp_cache_folder(char out[KP_PATH], struct kp_log *log)
 {
 	const char *root = getenv("KVMPOOL_SOFTGPU");
+	const char *temporary = getenv("TMPDIR");
 	char mine[KP_PATH];
 
 	if (!root || !*root)
@@ -94,8 +95,11 @@ int kp_cache_folder(char out[KP_PATH], struct kp_log *log)
 	(void)mkdir(root, 0755);
 	if (!kp_path_join(out, root, "cache") && usable_folder(out))
 		return 0;
-	snprintf(mine, sizeof(mine), "/tmp/kvmpool-softgpu-%u", (unsigned)geteuid());
-	if (usable_folder(mine)) {
+	if (!temporary || !*temporary)
+		temporary = "/tmp";
+	const int n = snprintf(mine, sizeof(mine), "%s/kvmpool-softgpu-%u", temporary, (unsigned)geteuid());
+
+	if (n < KP_PATH && usable_folder(mine)) {
 		snprintf(out, KP_PATH, "%s", mine);
 		return 0;
 	}
