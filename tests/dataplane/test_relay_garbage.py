@@ -53,7 +53,7 @@ NO_FRAME = {
 }
 NO_HELLO = {
     "another version": body(version=2),
-    "flags from the future": body(flags=2),
+    "flags from the future": body(flags=1 << 31),
     "an empty claim": body(claim=b""),
     "a claim with a slash": body(claim=b"../gpu0"),
     "an unterminated claim": body(claim=b"a" * 32),
