@@ -7,7 +7,7 @@ SOURCES := meson.build pyproject.toml $(shell find kvmpool hooks xml systemd -ty
 demo: .venv/installed
 	@.venv/bin/kvmpool lab demo
 
-test: .venv/installed
+test: .venv/installed .venv-stacks/installed
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m $(if $(TESTS),pytest $(TESTS),tests.run)
 
 lint: .venv/installed
@@ -24,5 +24,8 @@ build: .venv/installed
 .venv/installed: scripts/install $(SOURCES)
 	@scripts/install .venv && touch $@
 
+.venv-stacks/installed: scripts/install-stacks pyproject.toml
+	@scripts/install-stacks .venv-stacks && touch $@
+
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-stacks build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -89,6 +89,7 @@ class Call:
     target: str = ""  # of Class.FORWARD
     worker_by_hand: bool = False
     needs_context: bool = True
+    settles: bool = field(default=False, repr=False)  # of FORWARD
     via: str = field(default="", repr=False)  # how a LOCAL one reaches the card, if it does; no matter of the wire
 
     @property
@@ -189,6 +190,7 @@ def _call(name: str, entry: dict[str, object]) -> Call:
         target,
         entry.get("worker") == "hand",
         bool(entry.get("context", True)),
+        bool(entry.get("settles", False)),
         str(entry.get("via", "")),
     )
 
@@ -219,6 +221,8 @@ def _check(table: Table) -> None:
             raise TableInvalid(f"call.{call.name}: forwards to {call.target}, which is no call")
         if call.via and (call.cls is not Class.LOCAL or call.via not in wire):
             raise TableInvalid(f"call.{call.name}: via is of a local call, and names an op or a call that is sent")
+        if call.settles and call.cls is not Class.FORWARD:
+            raise TableInvalid(f"call.{call.name}: settles is of a call that names no stream")
         if call.cls is Class.ASYNC and call.outs:
             raise TableInvalid(f"call.{call.name}: is async, so nothing can come out")
         if call.sent and call.name not in {symbol.name for symbol in call.symbols}:

@@ -68,6 +68,8 @@ def _export(call: Call, symbol: Symbol, table: Table) -> str:
             target = "kp_cuLaunchKernelEx_ptsz"
     head = f"CUresult {symbol.name}({_parameters(call.args)})"
     body = f"{target}({', '.join(names)})"
+    if call.settles:
+        body = f"kp_settle({body}, {names[-1]})"
     if call.target.startswith("cuMemcpy"):  # the Async one returns before the bytes of page-locked memory were copied
         return f"KP_EXPORT {head};\n{head}\n{{\n    kp_copy_begin();\n    return kp_copy_end({body}, {names[-1]});\n}}"
     return f"KP_EXPORT {head};\n{head}\n{{\n    return {body};\n}}"

@@ -80,6 +80,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative")
+CASES += ("context_stack", "overtaking")
 ERRORS = ("faults", "refused")
 
 

@@ -266,6 +266,56 @@ static void case_occupancy(void)
     say("room", room);
 }
 
+/* A copy that names no stream is over before a kernel in a stream that waits for nobody. */
+static void case_overtaking(void)
+{
+    enum { BYTES = 16 << 20 };
+    int n = BYTES / (int)sizeof(int), rounds = 1;
+    unsigned char *host = pattern(BYTES, 8), *back = malloc(BYTES);
+    CUmodule module;
+    CUstream stream;
+    CUdeviceptr at;
+    void *params[] = {&at, &n, &rounds};
+
+    must(cuModuleLoadData, &module, kernels);
+    CUfunction mix = named(module, "mix");
+    must(cuStreamCreate, &stream, 1u);
+    must(cuMemAlloc_v2, &at, (size_t)BYTES);
+    for (int i = 0; i < 4; i++) {
+        must(cuMemcpyHtoD_v2, at, host, (size_t)BYTES);
+        say("run", run(mix, (unsigned)(n + 63) / 64, stream, params));
+        must(cuStreamSynchronize, stream);
+        must(cuMemcpyDtoH_v2, back, at, (size_t)BYTES);
+        say_bytes("result", back, BYTES);
+        host[i]++;
+    }
+}
+
+/* A context that is made or ended beside the current one leaves that current. */
+static void case_context_stack(void)
+{
+    CUcontext first, primary, again, second;
+    CUdeviceptr at;
+    size_t room, total;
+
+    must(cuCtxGetCurrent, &first);
+    must(cuMemAlloc_v2, &at, (size_t)64);
+    must(cuDevicePrimaryCtxRetain, &primary, 0);
+    say("alloc_after_retain", cu(cuMemAlloc_v2, &at, (size_t)64));
+    must(cuCtxPushCurrent_v2, primary);
+    say("alloc_in_primary", cu(cuMemAlloc_v2, &at, (size_t)64));
+    must(cuCtxPopCurrent_v2, &again);
+    say("popped_it", again == primary);
+    must(cuCtxCreate_v2, &second, 0u, 0);
+    must(cuCtxPopCurrent_v2, &again);
+    say("memory_info", cu(cuMemGetInfo_v2, &room, &total));
+    must(cuCtxDestroy_v2, second);
+    say("alloc_after_destroy", cu(cuMemAlloc_v2, &at, (size_t)64));
+    must(cuDevicePrimaryCtxRelease_v2, 0);
+    say("alloc_after_release", cu(cuMemAlloc_v2, &at, (size_t)64));
+    say("pushed_dead", cu(cuCtxPushCurrent_v2, second));
+}
+
 /* Two PTX files become one image, by each way of adding; it is loaded, looked into and run. */
 static void case_linking(void)
 {
@@ -560,7 +610,7 @@ int main(int argc, char **argv)
     } cases[] = {
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
         {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
-        {"step", case_step}, {"faults", case_faults}, {"refused", case_refused},
+        {"step", case_step}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
     };
     const char *wanted = argv[argc - 1];
 

@@ -161,6 +161,13 @@ DEFINE(cuStreamSynchronize, CUstream stream)
     return wait_idle();
 }
 
+DEFINE(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags)
+{
+    (void)stream;
+    (void)event;
+    return flags > 1;
+}
+
 DEFINE(cuEventCreate, CUevent *event, unsigned flags)
 {
     if (flags > 7)

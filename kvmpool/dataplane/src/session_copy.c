@@ -264,3 +264,23 @@ int kp_do_box_between(struct kp_server *s, struct kp_work *w)
         return CUDA_ERROR_INVALID_VALUE;
     return s->driver.cuMemcpy3DAsync_v2(&copy, stream);
 }
+
+/* The copy is marked by an event that other streams wait for when they are next used; nobody waits here. */
+int kp_do_settle(struct kp_server *s, struct kp_work *w)
+{
+    struct kp_home *home = w->home;
+    void *stream;
+    int rc = kp_resolve(s, w->in[KP_SETTLE_STREAM], KP_STREAM, &stream); /* it waits for a mark before this one */
+
+    pthread_mutex_lock(&s->handles_lock);
+    if (rc == CUDA_SUCCESS && home->mark == NULL)
+        rc = s->driver.cuEventCreate(&home->mark, 2 /* no timing */);
+    if (rc == CUDA_SUCCESS && stream == NULL && home->marked != NULL)
+        rc = s->driver.cuStreamWaitEvent(NULL, home->mark, 0);
+    if (rc == CUDA_SUCCESS)
+        rc = s->driver.cuEventRecord(home->mark, stream);
+    home->marks += rc == CUDA_SUCCESS;
+    home->marked = stream;
+    pthread_mutex_unlock(&s->handles_lock);
+    return rc;
+}

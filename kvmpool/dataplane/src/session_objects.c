@@ -4,6 +4,21 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* With the lock held, before a stream is used: it waits for the mark of its context, once for each. A stream's handle has
+ * no other parent; it keeps there which mark that was.
+ */
+static void wait_for_mark(struct kp_server *s, struct kp_handle *stream)
+{
+    struct kp_handle *context = kp_handles_get(&s->handles, stream->parent, KP_CONTEXT);
+    struct kp_home *home = context != NULL ? context->value : NULL;
+
+    if (home == NULL || home->mark == NULL || stream->other == home->marks)
+        return;
+    stream->other = home->marks;
+    if (s->driver.cuEventQuery(home->mark) == CUDA_ERROR_NOT_READY)
+        kp_note(s, s->driver.cuStreamWaitEvent(stream->value, home->mark, 0));
+}
+
 int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **object)
 {
     struct kp_handle *entry;
@@ -15,6 +30,8 @@ int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **o
     if (kind == KP_FUNCTION && kp_handle_kind(number) == KP_KERNEL) /* a kernel may stand for a function */
         kind = KP_KERNEL;
     entry = kp_handles_get(&s->handles, number, kind);
+    if (entry != NULL && kind == KP_STREAM)
+        wait_for_mark(s, entry);
     if (entry != NULL)
         *object = entry->value;
     pthread_mutex_unlock(&s->handles_lock);

@@ -39,6 +39,9 @@ struct kp_home {
     struct kp_slot in[KP_SLOTS_IN], out[KP_SLOTS_OUT];
     unsigned next_in;
     pthread_mutex_t out_lock;
+    CUevent mark;   /* behind the last copy that named no stream; NULL: there was none */
+    uint64_t marks; /* how often it was recorded */
+    void *marked;   /* the stream it was last recorded in; these three are guarded by handles_lock */
     uint64_t tried, registered; /* chunks of the arena, a bit each */
     struct kp_home *retired; /* the next of those whose context is gone */
 };
@@ -229,6 +232,7 @@ int kp_do_occupancy(struct kp_server *s, struct kp_work *w);
 int kp_do_stream_info(struct kp_server *s, struct kp_work *w);
 int kp_do_priority_range(struct kp_server *s, struct kp_work *w);
 int kp_do_block_size(struct kp_server *s, struct kp_work *w);
+int kp_do_settle(struct kp_server *s, struct kp_work *w);
 int kp_do_box_in(struct kp_server *s, struct kp_work *w);
 int kp_do_box_out(struct kp_server *s, struct kp_work *w);
 int kp_do_box_between(struct kp_server *s, struct kp_work *w);

@@ -179,6 +179,7 @@ uint64_t kp_space_context(CUdeviceptr address); /* the context it was allocated 
 void kp_space_drop(uint64_t context); /* all that was allocated in it */
 
 /* shim_memory.c */
+CUresult kp_settle(CUresult result, CUstream stream); /* behind a copy, whose result it is: no later work overtakes it */
 bool kp_on_device(CUdeviceptr address); /* of the window: no address of the program's */
 CUresult kp_device_range(CUdeviceptr address, size_t bytes); /* with `tx` held: INVALID_VALUE where it leaves an allocation */
 

@@ -68,6 +68,7 @@ static CUresult create(unsigned flags, unsigned version, bool primary, uint64_t 
     }
     *number = in[KP_CONTEXT_CREATE_HANDLE] = context->number;
     in[KP_CONTEXT_CREATE_FLAGS] = flags;
+    kp_shim.link.context = 0; /* behind it the worker has none current: the next call names its own */
     rc = kp_ask(KP_OP_context_create, in, KP_CONTEXT_CREATE_IN, NULL, 0, &answer);
     if (rc != CUDA_SUCCESS) {
         pthread_mutex_lock(&kp_shim.tx);
@@ -96,8 +97,7 @@ static CUresult destroy(uint64_t number)
     kp_space_drop(number);
     if (kp_current() == number) /* this thread's only, as CUDA does; others get CONTEXT_IS_DESTROYED */
         pop();
-    if (link->context == number)
-        link->context = 0;
+    link->context = 0; /* as in create */
     if (epoch != link->epoch || atomic_load(&link->lost))
         return kp_leave(CUDA_SUCCESS);
     atomic_store(&link->sticky, CUDA_SUCCESS);

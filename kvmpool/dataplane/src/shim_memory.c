@@ -142,6 +142,18 @@ CUresult kp_cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t by
     return kp_ask(KP_OP_copy_out, in, KP_COPY_OUT_IN, NULL, 0, &answer);
 }
 
+CUresult kp_settle(CUresult result, CUstream stream)
+{
+    uint64_t in[KP_SETTLE_IN];
+    CUresult rc = result == CUDA_SUCCESS ? kp_enter() : result;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if ((rc = kp_stream_number(stream, &in[KP_SETTLE_STREAM])) != CUDA_SUCCESS)
+        return kp_leave(rc);
+    return kp_send(KP_OP_settle, in, KP_SETTLE_IN, NULL, 0);
+}
+
 bool kp_on_device(CUdeviceptr address)
 {
     return address >= KP_VA_BASE && address - KP_VA_BASE < KP_VA_WINDOW;
