@@ -79,8 +79,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [cases, *texts]
 
 
-CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative")
-CASES += ("context_stack", "overtaking")
+CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative",
+         "context_stack", "overtaking")  # fmt: skip
 ERRORS = ("faults", "refused")
 
 

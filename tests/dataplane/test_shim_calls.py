@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane import shim
+from tests.dataplane.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -123,7 +124,7 @@ def test_contexts_are_a_stack_of_each_thread(host: shim.Host) -> None:
 def test_each_thread_has_its_own_per_thread_stream(host: shim.Host) -> None:
     assert host.run("per_thread").code == 0
     assert host.driver_calls().count("cuStreamCreate") == 2
-    shim.wait_until(lambda: host.driver_calls().count("cuStreamDestroy") == 2, "a stream ends with its thread")
+    wait_until(lambda: host.driver_calls().count("cuStreamDestroy") == 2, what="a stream ends with its thread")
 
 
 def test_the_compilers_words_come_home(host: shim.Host) -> None:

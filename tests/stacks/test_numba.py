@@ -45,8 +45,6 @@ def test_the_same_tests_of_numba_pass_remoted(tmp_path: Path) -> None:
     with remote(tmp_path, 1024) as place:
         direct = results(place.direct(command, 300).errors)
         guest = results(place.guest(command, 300).errors)
-    assert sum(result == "ok" for result in direct.values()) > 100
-    differ = {
-        name: (direct.get(name), guest.get(name)) for name in direct | guest if direct.get(name) != guest.get(name)
-    }
-    assert differ == KNOWN
+    assert sum(result == "ok" for result in direct.values()) > 90
+    both = {name: (direct.get(name), guest.get(name)) for name in direct | guest}
+    assert {name: pair for name, pair in both.items() if pair[0] != pair[1]} == KNOWN

@@ -277,3 +277,14 @@ CUresult kp_cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction func)
     *state = 1;
     return kp_leave(CUDA_SUCCESS);
 }
+
+/* PyCUDA still calls it; only the launches before CUDA 4 (cuLaunch, not supported) would read it. */
+CUresult kp_cuFuncSetBlockShape(CUfunction func, int x, int y, int z)
+{
+    struct kp_function *function;
+    CUresult rc = enter_function(func, &function, &function);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    return kp_leave(x < 1 || y < 1 || z < 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
+}

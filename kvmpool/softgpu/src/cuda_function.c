@@ -73,11 +73,8 @@ CU_API CUresult cuFuncSetSharedMemConfig(CUfunction handle, int config)
 CU_API CUresult cuFuncSetBlockShape(CUfunction handle, int x, int y, int z)
 {
 	FUNCTION_ENTER(function, handle);
-	(void)function;
-	(void)x;
-	(void)y;
-	(void)z;
-	return CUDA_ERROR_NOT_SUPPORTED; /* the launch interface before CUDA 4 */
+	(void)function; /* PyCUDA still calls it; only the launches before CUDA 4 (cuLaunch, not supported) would read it */
+	return x < 1 || y < 1 || z < 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CU_API CUresult cuFuncGetModule(CUmodule *out, CUfunction handle)
