@@ -80,7 +80,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative",
-         "context_stack", "overtaking")  # fmt: skip
+         "context_stack", "overtaking", "fatbin")  # fmt: skip
 ERRORS = ("faults", "refused")
 
 
@@ -110,3 +110,10 @@ def test_a_training_step_costs_one_round_trip(place: Remote, program: list[Path]
     assert 4900 <= calls <= 5300, "in the proportions that were measured on real stacks"
     assert 0.93 <= 1 - sent / calls <= 0.97
     assert warm.stats["round_trips"] - cold.stats["round_trips"] == 1
+
+
+def test_of_a_fatbin_only_what_the_card_can_use_is_sent(place: Remote, program: list[Path]) -> None:
+    done = place.guest([*program, "fatbin"], KVMPOOL_SHM="0")
+    whole = int(done.lines[0].split("=")[1])
+    assert whole > 2_000_000
+    assert done.stats["bytes_out"] < whole + 100_000, "loaded three times: two in part, the damaged one whole"

@@ -266,6 +266,72 @@ static void case_occupancy(void)
     say("room", room);
 }
 
+struct fat {
+    char *bytes;
+    size_t count;
+};
+
+/* One more entry, as fatbinary writes them: kind 1 is PTX, 2 machine code. */
+static void add_entry(struct fat *fat, unsigned short kind, unsigned target, const void *payload, size_t bytes)
+{
+    struct {
+        unsigned short kind, version;
+        unsigned header_bytes;
+        unsigned long long bytes;
+        unsigned compressed, options;
+        unsigned short minor, major;
+        unsigned target, name_offset, name_bytes;
+        unsigned long long flags, reserved, plain_bytes;
+    } entry = {kind, 0x101, 64, (bytes + 7) & ~7ull, 0, 0, 0, 8, target, 0, 0, 0x11, 0, 0};
+
+    _Static_assert(sizeof entry == 64, "entry");
+    memcpy(fat->bytes + fat->count, &entry, sizeof entry);
+    memcpy(fat->bytes + fat->count + sizeof entry, payload, bytes);
+    fat->count += sizeof entry + entry.bytes;
+}
+
+/* A container for eight kinds of card; FAT_WHOLE_BYTES is said so that the test can see how much was sent. */
+static void case_fatbin(void)
+{
+    enum { JUNK = 300000, N = 512 };
+    unsigned char *junk = pattern(JUNK, 9);
+    struct fat fat = {.bytes = calloc(1, 4 << 20), .count = 16};
+    struct {
+        unsigned magic, version;
+        const void *data;
+        void *unused;
+    } wrapper = {0x466243b1u, 1, fat.bytes, NULL};
+    CUmodule module;
+    CUlibrary lib;
+    CUkernel kernel;
+    CUdeviceptr at;
+    int n = N, rounds = 2;
+    void *params[] = {&at, &n, &rounds};
+    static const unsigned elf[] = {70, 75, 80, 86, 89, 100};
+
+    for (unsigned i = 0; i < sizeof elf / sizeof *elf; i++)
+        add_entry(&fat, 2, elf[i], junk, JUNK);
+    add_entry(&fat, 2, 90, junk, 1000);
+    add_entry(&fat, 1, 52, junk, JUNK);
+    add_entry(&fat, 1, 75, kernels, strlen(kernels) + 1);
+    add_entry(&fat, 1, 100, junk, JUNK);
+    unsigned long long inside = fat.count - 16;
+    memcpy(fat.bytes, &(unsigned[]){0xba55ed50u, 0x00100001u}, 8);
+    memcpy(fat.bytes + 8, &inside, 8);
+    say("whole", fat.count);
+    must(cuModuleLoadFatBinary, &module, &wrapper);
+    must(cuMemAlloc_v2, &at, sizeof(int) * N);
+    must(cuMemsetD32_v2, at, 3u, (size_t)N);
+    say("run", run(named(module, "mix"), N / 64, NULL, params));
+    must(cuLibraryLoadData, &lib, fat.bytes, NULL, NULL, 0u, NULL, NULL, 0u);
+    must(cuLibraryGetKernel, &kernel, lib, "mix");
+    say("run_library", run((CUfunction)kernel, N / 64, NULL, params));
+    say_card("result", at, sizeof(int) * N);
+    inside -= 400000; /* the last entry now leaves it */
+    memcpy(fat.bytes + 8, &inside, 8);
+    say("damaged", cu(cuModuleLoadData, &module, fat.bytes) != 0);
+}
+
 /* A copy that names no stream is over before a kernel in a stream that waits for nobody. */
 static void case_overtaking(void)
 {
@@ -610,7 +676,7 @@ int main(int argc, char **argv)
     } cases[] = {
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
         {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
-        {"step", case_step}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
+        {"step", case_step}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
     };
     const char *wanted = argv[argc - 1];
 

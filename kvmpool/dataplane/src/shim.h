@@ -208,6 +208,7 @@ struct kp_jit {
     struct kp_log_buffer info, error;
     void **values; /* the program's */
 };
+void kp_fatbin_prune(struct kp_image *image); /* shim_fatbin.c: of a fatbin, what this card can use */
 CUresult kp_image_find(struct kp_image *image, const void *data);
 CUresult kp_image_read(struct kp_image *image, const char *path);
 void kp_image_drop(struct kp_image *image);

@@ -73,11 +73,18 @@ static size_t image_bytes(const void **image)
 
 CUresult kp_image_find(struct kp_image *image, const void *data)
 {
+    const uint32_t fatbin = FATBIN;
+
     *image = (struct kp_image){.data = data};
     if (data == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     image->bytes = image_bytes(&image->data);
-    return image->bytes == 0 || image->bytes > KP_IMAGE_MAX ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
+    if (image->bytes > sizeof(struct fatbin_header) && image->bytes <= KP_FATBIN_MAX && memcmp(image->data, &fatbin, sizeof fatbin) == 0)
+        kp_fatbin_prune(image);
+    if (image->bytes > 0 && image->bytes <= KP_IMAGE_MAX)
+        return CUDA_SUCCESS;
+    kp_image_drop(image);
+    return CUDA_ERROR_INVALID_IMAGE;
 }
 
 CUresult kp_image_read(struct kp_image *image, const char *path)

@@ -47,7 +47,9 @@ CUresult kp_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option
         return CUDA_ERROR_INVALID_VALUE;
     if ((rc = kp_jit_read(&jit, count, options, values)) != CUDA_SUCCESS || (rc = kp_image_find(&image, code)) != CUDA_SUCCESS)
         return rc;
-    return load(library, &image, &jit);
+    rc = load(library, &image, &jit);
+    kp_image_drop(&image);
+    return rc;
 }
 
 CUresult kp_cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *options, void **values, unsigned int count,

@@ -33,7 +33,9 @@ CUresult kp_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned int 
         return CUDA_ERROR_INVALID_VALUE;
     if ((rc = kp_jit_read(&jit, count, options, values)) != CUDA_SUCCESS || (rc = kp_image_find(&image, data)) != CUDA_SUCCESS)
         return rc;
-    return load(module, &image, &jit);
+    rc = load(module, &image, &jit);
+    kp_image_drop(&image);
+    return rc;
 }
 
 CUresult kp_cuModuleLoadData(CUmodule *module, const void *image)
