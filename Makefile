@@ -2,12 +2,12 @@
 PY := .venv/bin/python
 SOURCES := meson.build pyproject.toml $(shell find kvmpool hooks xml systemd -type f -not -path '*/__pycache__/*')
 
-.PHONY: demo test lint bench bench-dataplane build clean
+.PHONY: demo test lint bench bench-dataplane build clean test-stacks
 
 demo: .venv/installed
 	@.venv/bin/kvmpool lab demo
 
-test: .venv/installed .venv-stacks/installed
+test: .venv/installed
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m $(if $(TESTS),pytest $(TESTS),tests.run)
 
 lint: .venv/installed
@@ -26,6 +26,9 @@ build: .venv/installed
 
 .venv-stacks/installed: scripts/install-stacks pyproject.toml
 	@scripts/install-stacks .venv-stacks && touch $@
+
+test-stacks: .venv/installed .venv-stacks/installed
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pytest -m stacks tests/stacks
 
 clean:
 	rm -rf .venv .venv-stacks build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -37,5 +37,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first, those that start a lab last."""
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+    """Quick tests first, those that start a lab or want the machine alone last."""
+    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("e2e", "alone")))

@@ -20,8 +20,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 PARTS = {
-    "not e2e": ("-n", "auto", "--dist", "worksteal"),
-    "e2e": (),
+    "not e2e and not alone and not stacks": ("-n", "auto", "--dist", "worksteal"),
+    "(e2e or alone) and not stacks": (),
 }
 DEADLINE_S = 35 * 60.0
 _FUZZ_S = {True: "60", False: "5"}  # in continuous integration, at home
@@ -31,6 +31,8 @@ def main() -> int:
     """Exit status: 0 only where every test passed and nothing is left."""
     started = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as for ^C
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored, and its
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # children would too
     scratch = Path(tempfile.mkdtemp(prefix="kt", dir="/tmp"))  # short: unix sockets are made below it
     scratch.chmod(0o755)  # as /tmp: QEMU and a test's other users reach their own
     counts: Counter[str] = Counter()

@@ -55,7 +55,7 @@ def _started_to_die(host: RealHost, point: str) -> None:
 
 def _dies(host: RealHost) -> None:
     assert host.daemon is not None
-    assert host.daemon.wait(10) == -signal.SIGKILL
+    assert host.daemon.wait(60) == -signal.SIGKILL
     host.daemon = None
 
 

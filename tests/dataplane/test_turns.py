@@ -16,7 +16,7 @@ from kvmpool.softgpu.faults import Fault
 from kvmpool.softgpu.state import CardSpec, create, inject, read
 from tests.dataplane.plane import NATIVE, UUID, Plane, status, wait_until
 
-pytestmark = [pytest.mark.native]
+pytestmark = [pytest.mark.native, pytest.mark.alone]
 
 CARD = "GPU-00000001-aaaa-4bbb-8ccc-dddddddddddd"
 SECONDS = 5.0

@@ -324,7 +324,7 @@ def test_a_killed_client_refuses_a_start_in_one_line(hooks: Hooks) -> None:
     assert "vm0" in refusal(hooks.call("prepare", XML))
 
 
-@pytest.mark.e2e  # with what measures time, alone on the machine
+@pytest.mark.alone
 def test_the_cost_of_a_hook_stays_within_its_budget(hooks: Hooks) -> None:
     """Foreign <= `sh -c :` + 10 ms; claimed, answer ready <= `python3 -I -S -c pass` + 40 ms.
 
