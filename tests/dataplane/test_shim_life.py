@@ -68,7 +68,9 @@ def test_many_threads_at_once_each_get_their_own_results(tmp_path: Path, flavour
 
 
 def test_a_child_has_no_driver_and_leaves_its_parents_alone(host: shim.Host) -> None:
-    run = host.run("fork")
+    # Not the child's leaks: gcc 12's sanitizer takes its allocator's locks at exit, and one that a thread held at the
+    # fork is held for ever in the child.
+    run = host.run("fork", ASAN_OPTIONS="detect_leaks=0")
     assert (run["child_alloc"], run["child_init"], run["child_count"], run["child_exit"]) == (3, 3, 3, 0)
     assert (run["parent"], run["parent_synchronise"]) == (0, 0)
 
