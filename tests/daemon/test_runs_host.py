@@ -95,6 +95,12 @@ def serving(host: RealHost, process: subprocess.Popen[str]) -> dict[str, Any]:
     return binding
 
 
+@pytest.fixture(autouse=True)
+def _nobody_else(host: RealHost) -> None:
+    """The host is shared: what an earlier test started is gone before the next looks."""
+    host.until(lambda: not list((host.run / "relays").glob("*")), "an earlier run is left")
+
+
 def test_a_program_computes_on_a_claim_of_its_own_and_leaves_nothing(host: RealHost, programs: Path) -> None:
     code, out, err = run(host, "--compute", "30", "--name", "job-1", "--", programs / "vectorAdd")
     assert (code, "PASS" in out) == (0, True), err
