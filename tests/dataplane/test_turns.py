@@ -162,9 +162,11 @@ def test_a_launch_that_never_ends_is_ended_and_its_neighbour_goes_on(pool: Pool)
     program = hung.start(pool.program, "hang", 10)
     wait_until(lambda: program.poll() is not None, 20.0)
     assert program.communicate()[0] == "first=0 then=0\n"
+    neighbour = hung.start(pool.program, 1, 1000)
+    assert neighbour.stdout is not None
+    assert neighbour.stdout.readline() == "ready\n"  # it has launched: on a card that hangs it would be ended too
     inject(pool.folder / "soft", 0, Fault.parse("hang"))
     program = hung.start(pool.program, "hang", 10)
-    neighbour = hung.start(pool.program, 1, 1000)
     out, _ = program.communicate(timeout=30)
     assert out.startswith("first=702 ")
     assert "did not end in 500 ms" in hung.plane.log(hung.plane.processes[0])
