@@ -6,6 +6,7 @@ KvmpoolError
 │   ├── ConfigInvalid    the configuration cannot be read
 │   ├── NoCapacity       no card can serve the claim now
 │   ├── CardBusy         somebody holds the card
+│   ├── SwitchFailed     a mode switch was begun, failed and was undone: trying again does the same
 │   └── Denied           the caller may not do that
 ├── NotFound                                                     (HTTP 404, exit 3)
 ├── Conflict         somebody wrote first: read and decide again
@@ -14,6 +15,7 @@ KvmpoolError
 │   ├── StoreUnreachable
 │   └── DeadlinePassed   the answer did not come in time         (HTTP 504, exit 7)
 └── CardLost         an observation: record it, the core decides
+    └── CardWedged       a driver does not let go of it: only a reboot of the host helps
 
 A message says what, which, and what to do next, on one line.
 """
@@ -41,6 +43,10 @@ class NoCapacity(Refused):
 
 class CardBusy(Refused):
     """A process, driver or domain holds the card; the message lists the holders."""
+
+
+class SwitchFailed(Refused):
+    """A mode switch was begun, failed and was undone: the card is as it was. A second try would do the same."""
 
 
 class Denied(Refused):
@@ -77,3 +83,7 @@ class DeadlinePassed(Unreachable):
 
 class CardLost(KvmpoolError):
     """A card did not answer or left the bus; an observation, not a verdict."""
+
+
+class CardWedged(CardLost):
+    """A driver does not let go of the card and its unbind cannot be ended: the host needs a reboot."""

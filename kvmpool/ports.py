@@ -13,6 +13,7 @@ from typing import Protocol
 from kvmpool.core.model import (
     Binding,
     BootId,
+    Card,
     CardId,
     CardSeen,
     ClaimKey,
@@ -20,6 +21,7 @@ from kvmpool.core.model import (
     DomainUuid,
     Generation,
     HealthSignal,
+    Mode,
     ProbeSignal,
     Process,
     RelaySeen,
@@ -175,6 +177,22 @@ class Cards(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+class Modes(Protocol):
+    """Gives cards to the driver of another mode. One switch at a time; a card's whole unit together."""
+
+    async def plan(self, card: Card, mode: Mode) -> tuple[str, ...]:
+        """What `switch` would do, a line a change; () where the card is in that mode. Changes nothing.
+
+        Raises CardBusy where somebody holds the card (the message names them), Refused where it cannot be done.
+        """
+
+    async def switch(self, card: Card, mode: Mode) -> None:
+        """Idempotent. Raises CardBusy and Refused (nothing was changed), SwitchFailed (it was undone), CardWedged."""
+
+    async def recover(self) -> tuple[str, ...]:
+        """Ends what an earlier life of ours left half done; a line for each unit, also where that could not be done."""
 
 
 class HealthSource(Protocol):

@@ -7,6 +7,7 @@
     HEALTHY -(CORROBORATE | failed probe | one lost read)-> SUSPECT -(clean for long enough)-> HEALTHY
     HEALTHY|SUSPECT|PROBATION|DRAINING|UNKNOWN -(RESET_NEEDED | failed probe while suspect)-> FAILED
                                      -(CARD_FATAL | address gone | lost reads)-> FAILED, fatal
+    any -(a driver does not let go of it)-> WEDGED -(the host rebooted)-> RESETTING
     HEALTHY|SUSPECT|PROBATION|UNKNOWN -(DRAIN)-> DRAINING -(unbound, a reset is allowed)-> RESETTING
     FAILED -(unbound)-> QUARANTINED | LEMON    QUARANTINED -(not fatal, a reset is allowed)-> RESETTING
     any -(the host rebooted | an operator)-> RESETTING -(clean probes)-> PROBATION -(clean for its term)-> HEALTHY
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from kvmpool.core import xid
 from kvmpool.core.model import (
     BootId,
+    BusErrorSignal,
     EccSignal,
     GoneSignal,
     Health,
@@ -32,6 +34,7 @@ from kvmpool.core.model import (
     ProbeSignal,
     UnknownSignal,
     Verdict,
+    WedgedSignal,
     XidSignal,
 )
 from kvmpool.core.xid import XidClass
@@ -83,6 +86,11 @@ def fold(health: Health, signal: HealthSignal, now: float, boot_id: BootId, limi
             return _unknown(health, signal, now)
         case ProbeSignal():
             return _probe(health, signal, now, limits)
+        case BusErrorSignal():
+            kind = XidClass.RESET_NEEDED if signal.fatal else XidClass.CORROBORATE
+            return _judge(health, kind, signal.text, signal.at, now, limits)
+        case WedgedSignal():
+            return _wedged(health, signal, now)
 
 
 def on_boot(health: Health, now: float, boot_id: BootId) -> Health:
@@ -132,6 +140,8 @@ def restore(health: Health, ticket: int, now: float) -> Health:
     if ticket <= health.restored:
         return health
     health = replace(health, restored=ticket)
+    if health.verdict is Verdict.WEDGED:
+        return health  # nobody's word makes a driver let go
     if health.verdict in OUT_OF_SERVICE or health.verdict is Verdict.DRAINING:
         return _validate(replace(health, failures=()), f"an operator restored it; before: {health.reason}", now)
     return health
@@ -210,6 +220,12 @@ def _unknown(health: Health, signal: UnknownSignal, now: float) -> Health:
     if health.verdict is Verdict.UNKNOWN and health.reason != reason:
         return replace(health, reason=reason)
     return health
+
+
+def _wedged(health: Health, signal: WedgedSignal, now: float) -> Health:
+    if health.verdict is Verdict.WEDGED:
+        return health
+    return _enter(replace(health, fatal=True, hard=True), Verdict.WEDGED, signal.text, now)
 
 
 def _probe(health: Health, signal: ProbeSignal, now: float, limits: Limits) -> Health:

@@ -1,8 +1,8 @@
 """The values of the pool, under one name: rows of the store, what is observed, what is decided and done.
 
-    rows.py    hosts, cards, claims, bindings, ...: what the store holds
-    seen.py    domains, cards, workers, relays at one look; health signals
-    steps.py   decisions of the leader, steps of a host
+rows.py    hosts, cards, claims, bindings, ...: what the store holds
+seen.py    domains, cards, workers, relays at one look; health signals
+steps.py   decisions of the leader, steps of a host
 """
 
 from kvmpool.core.rows import (
@@ -27,15 +27,19 @@ from kvmpool.core.rows import (
     Numa,
     OnFailure,
     OnUnplug,
+    PciFacts,
     Phase,
     Plug,
     Process,
     Rows,
     Settings,
+    Switching,
     Unread,
     Verdict,
+    slot_name,
 )
 from kvmpool.core.seen import (
+    BusErrorSignal,
     CardSeen,
     DomainSeen,
     EccSignal,
@@ -44,6 +48,7 @@ from kvmpool.core.seen import (
     ProbeSignal,
     RelaySeen,
     UnknownSignal,
+    WedgedSignal,
     WorkerSeen,
     XidSignal,
 )
@@ -60,12 +65,14 @@ from kvmpool.core.steps import (
     OpenRelay,
     PointRelay,
     PublishCard,
+    RecordMode,
     RecordPointed,
     Release,
     ReportBroken,
     ReportReady,
     StartWorker,
     StopWorker,
+    SwitchMode,
     TripBreaker,
     UnpointRelay,
     Wait,
@@ -78,6 +85,7 @@ __all__ = [
     "Binding",
     "BootId",
     "Breaker",
+    "BusErrorSignal",
     "Card",
     "CardId",
     "CardSeen",
@@ -109,12 +117,14 @@ __all__ = [
     "OnFailure",
     "OnUnplug",
     "OpenRelay",
+    "PciFacts",
     "Phase",
     "Plug",
     "PointRelay",
     "ProbeSignal",
     "Process",
     "PublishCard",
+    "RecordMode",
     "RecordPointed",
     "RelaySeen",
     "Release",
@@ -124,13 +134,17 @@ __all__ = [
     "Settings",
     "StartWorker",
     "StopWorker",
+    "SwitchMode",
+    "Switching",
     "TripBreaker",
     "UnknownSignal",
     "UnpointRelay",
     "Unread",
     "Verdict",
     "Wait",
+    "WedgedSignal",
     "Withdraw",
     "WorkerSeen",
     "XidSignal",
+    "slot_name",
 ]

@@ -184,7 +184,12 @@ def _health_refuses(spec: ClaimSpec, card: Card) -> str:
 
 def _wish_refuses(card: Card, rows: Rows) -> str:
     wish = rows.wishes.get(card.id)
-    if wish is None or not (wish.cordoned or wish.drain):
+    if wish is None:
+        return ""
+    if wish.mode is not None and wish.mode is not card.mode:
+        why = f": {card.switching.fault}" if card.switching.fault else ""
+        return f"its mode is to be {wish.mode.value}{why}"
+    if not (wish.cordoned or wish.drain):
         return ""
     word = "cordoned" if wish.cordoned else "being drained"
     by = f" by {wish.by}" if wish.by else ""

@@ -7,6 +7,7 @@
     row RELEASING or LOST, no worker   forget the row: this look is the proof that its memory is free
     worker without a row               stop it: its row went, or is of another generation
     a card's news                      publish it, before anything else: the leader waits for it
+    a card in another mode than wished last of all: reconcile_modes.py
 
 A worker without a row is stopped also after the store was lost with everything in it: a row is the only right to hold
 memory, and generations would be given out twice. A worker whose row is there but cannot be read is left alone.
@@ -22,10 +23,12 @@ from dataclasses import dataclass, field, replace
 from kvmpool.core.health import OUT_OF_SERVICE, is_news
 from kvmpool.core.model import (
     Binding,
+    BootId,
     Card,
     CardId,
     CardSeen,
     CardStep,
+    CardWish,
     ClaimKey,
     Forget,
     Generation,
@@ -38,8 +41,11 @@ from kvmpool.core.model import (
     ReportReady,
     StartWorker,
     StopWorker,
+    Switching,
     WorkerSeen,
+    slot_name,
 )
+from kvmpool.core.reconcile_modes import ModesView, SwitchFault, answer, reconcile_modes
 
 WorkerKey = tuple[ClaimKey, Generation]
 
@@ -58,28 +64,101 @@ class CardsView:
     withdrawn: frozenset[ClaimKey] = frozenset()  # claims of `bindings` that have no row any more
     start_failures: Mapping[WorkerKey, tuple[int, str]] = field(default_factory=dict)  # (times in a row, last reason)
     start_limit: int = 3
+    boot_id: BootId = BootId("")
+    wishes: Mapping[CardId, CardWish] = field(default_factory=dict)
+    unread_wishes: frozenset[CardId] = frozenset()
+    switch_faults: Mapping[CardId, SwitchFault] = field(default_factory=dict)
+    initial_modes: Mapping[str, Mode] = field(default_factory=dict)  # address -> mode, of the configuration
+    default_mode: Mode | None = None
+
+    def modes(self, cards: tuple[Card, ...]) -> ModesView:
+        """The part that has to do with modes; `cards`: as they are to be published."""
+        return ModesView(
+            boot_id=self.boot_id,
+            cards=cards,
+            wishes=self.wishes,
+            unread_wishes=self.unread_wishes,
+            unread_bindings=bool(self.unreadable),
+            bindings=self.bindings,
+            workers=self.workers,
+            health=self.health,
+            faults=self.switch_faults,
+            initial=self.initial_modes,
+            default=self.default_mode,
+        )
 
 
 def reconcile_cards(view: CardsView) -> tuple[CardStep, ...]:
-    """The host's steps, in an order of which every prefix is safe: cards, then bindings and orphans by key."""
-    if view.workers is None:
-        return tuple(_cards(view))
-    return (*_cards(view), *_bindings(view, view.workers), *_orphans(view, view.workers))
-
-
-def _cards(view: CardsView) -> Iterator[PublishCard]:
+    """The host's steps, in an order of which every prefix is safe: cards, bindings and orphans by key, then modes."""
     seen = {card.id: card for card in view.cards or ()}
-    for card_id in sorted(seen.keys() | view.published.keys()):
-        old = view.published.get(card_id)
+    renamed = _renamed(view, seen)
+    cards = _believed(view, seen, renamed)
+    news = tuple(_news(view, cards, renamed))
+    modes = tuple(reconcile_modes(view.modes(tuple(cards[card_id] for card_id in cards if _well(seen.get(card_id))))))
+    if view.workers is None:
+        return (*news, *modes)
+    return (*news, *_bindings(view, view.workers), *_orphans(view, view.workers), *modes)
+
+
+def _believed(view: CardsView, seen: Mapping[CardId, CardSeen], renamed: Mapping[CardId, CardId]) -> dict[CardId, Card]:
+    """Every card as its row should be."""
+    cards: dict[CardId, Card] = {}
+    for card_id in sorted((seen.keys() | view.published.keys()) - set(renamed.values())):
+        old = view.published.get(card_id) or view.published.get(renamed.get(card_id, card_id))
         new = _card(view, card_id, seen.get(card_id), old)
-        if new is None or new == old:
+        if new is not None:
+            cards[card_id] = new
+    modes = view.modes(tuple(card for card in cards.values() if _well(seen.get(card.id))))
+    return {
+        card_id: replace(card, switching=answer(modes, card, card.switching)) if _well(seen.get(card_id)) else card
+        for card_id, card in cards.items()
+    }
+
+
+def _well(seen: CardSeen | None) -> bool:
+    return seen is not None and seen.present and not seen.fault
+
+
+def _renamed(view: CardsView, seen: Mapping[CardId, CardSeen]) -> dict[CardId, CardId]:
+    """New name -> old one, of cards whose driver tells a uuid for the first time: the same ids in the same slot."""
+    held = {binding.card for binding in view.bindings}
+    return {
+        card.id: old
+        for card in seen.values()
+        if _well(card)
+        and card.id not in view.published
+        and (old := slot_name(card.pci)) in view.published
+        and old not in seen
+        and old not in held
+    }
+
+
+def _news(view: CardsView, cards: Mapping[CardId, Card], renamed: Mapping[CardId, CardId]) -> Iterator[PublishCard]:
+    for card_id, new in cards.items():
+        old = view.published.get(card_id)
+        if new == old:
             continue
+        event = _mode_event(old, new)
         if old is None:
-            yield PublishCard(new, f"found: {new.model}, {new.memory_mib} MiB; {_health_words(new.health)}")
+            memory = f", {new.memory_mib} MiB" if new.memory_mib else ""
+            mode = "" if new.mode is Mode.VGPU else f", mode {new.mode.value}"
+            found = f"found: {new.model}{memory}{mode}; {_health_words(new.health)}"
+            yield PublishCard(new, found, replaces=renamed.get(card_id))
         elif new.health.verdict is not old.health.verdict:
-            yield PublishCard(new, _health_words(new.health))
+            yield PublishCard(new, _health_words(new.health), event)
         elif is_news(old.health, new.health) or replace(new, health=old.health) != old:
-            yield PublishCard(new, "")
+            yield PublishCard(new, "", event)
+
+
+def _mode_event(old: Card | None, new: Card) -> tuple[str, str] | None:
+    """Kind and reason of the line about the card's mode; None where there is nothing to tell."""
+    if old is None:
+        return None
+    if old.mode is not new.mode:
+        return "mode", f"{new.mode.value}, was {old.mode.value} (driver {new.driver or 'none'})"
+    if new.switching.fault and new.switching.fault != old.switching.fault:
+        return "mode-refused", new.switching.fault
+    return None
 
 
 def _card(view: CardsView, card_id: CardId, seen: CardSeen | None, old: Card | None) -> Card | None:
@@ -93,13 +172,15 @@ def _card(view: CardsView, card_id: CardId, seen: CardSeen | None, old: Card | N
         id=seen.id,
         host=view.host,
         address=seen.address,
-        model=seen.model,
-        memory_mib=seen.memory_mib,
-        mode=old.mode if old else Mode.VGPU,
+        model=seen.model or (old.model if old else "") or f"PCI {seen.pci.ids}",
+        memory_mib=seen.memory_mib or (old.memory_mib if old else 0),
+        mode=seen.mode,
         driver=seen.driver,
-        compute_capability=seen.compute_capability,
+        compute_capability=seen.compute_capability or (old.compute_capability if old else ""),
         numa_node=seen.numa_node,
         health=health,
+        pci=seen.pci,
+        switching=old.switching if old else Switching(),
     )
 
 

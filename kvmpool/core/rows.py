@@ -12,18 +12,19 @@ from enum import Enum
 from typing import NewType
 
 HostName = NewType("HostName", str)
-CardId = NewType("CardId", str)  # the GPU UUID, "GPU-8-4-4-4-12", lower case
+CardId = NewType("CardId", str)  # "GPU-8-4-4-4-12", lower case; "PCI-IDS@SLOT" where no driver has ever told it
 DomainUuid = NewType("DomainUuid", str)  # lower case with dashes
 Generation = NewType("Generation", int)  # pool-wide counter, starts at 1, never reused
 BootId = NewType("BootId", str)
 
 
 class Mode(Enum):
-    """How a card is handed out, and what a claim asks for (`ANY`: claims only)."""
+    """How a card is handed out, and what a claim asks for (`ANY`: claims only; `OFF`: cards only, no driver has it)."""
 
     VGPU = "vgpu"
     PASSTHROUGH = "passthrough"
     ANY = "any"
+    OFF = "off"
 
 
 class Verdict(Enum):
@@ -160,8 +161,35 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class PciFacts:
+    """What the bus says of a card: who it is without a driver, and what has to go along when its mode is switched."""
+
+    ids: str = ""  # vendor:device:subsystem vendor:subsystem device, in hex
+    slot: str = ""  # the ports on the way to it, "0000:00-01.0-00.0": stays when the bus is numbered anew
+    iommu_group: str = ""  # "": none, so it cannot be passed through
+    functions: tuple[str, ...] = ()  # addresses that change their driver together: of the card, its siblings, its unit
+    foreign: tuple[str, ...] = ()  # other devices of its IOMMU group, ports left out
+    reset_methods: tuple[str, ...] = ()
+    boot_vga: bool = False
+
+
+def slot_name(facts: PciFacts) -> CardId:
+    """The identity of a card whose uuid no driver has ever told."""
+    return CardId(f"PCI-{facts.ids}@{facts.slot}")
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """What became of a person's wish for a mode (CardWish.mode). Written by the card's host."""
+
+    answered: int = 0  # the CardWish.mode_ticket that was carried out or refused
+    fault: str = ""  # why the card is not in the mode that is wished for; "" where it is, or is about to be
+    failed_boot: BootId = BootId("")  # a switch of this ticket failed then and was undone: that boot tries no other
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
-    """A physical GPU as its host last published it. Written by its host only."""
+    """A physical GPU as its host last published it. Written by its host only. `mode`: the one seen, by its driver."""
 
     id: CardId
     host: HostName
@@ -173,6 +201,8 @@ class Card:
     compute_capability: str = ""
     numa_node: int = -1
     health: Health = field(default_factory=Health)
+    pci: PciFacts = field(default_factory=PciFacts)
+    switching: Switching = field(default_factory=Switching)
 
     @property
     def label(self) -> str:
@@ -187,7 +217,8 @@ class CardWish:
     card: CardId
     cordoned: bool = False
     drain: bool = False
-    mode: Mode | None = None
+    mode: Mode | None = None  # the one to be in, over reboots; None: as it is found
+    mode_ticket: int = 0  # raised by one each time a mode is asked for
     restore: int = 0  # an operator's "it is repaired": raised by one each time (core/health.py: restore)
     reason: str = ""
     by: str = ""

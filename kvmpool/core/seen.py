@@ -13,6 +13,8 @@ from kvmpool.core.rows import (
     ClaimSpec,
     DomainUuid,
     Generation,
+    Mode,
+    PciFacts,
 )
 
 # --- what is observed -------------------------------------------------------------------------------------------------
@@ -34,7 +36,10 @@ class DomainSeen:
 
 @dataclass(frozen=True, slots=True)
 class CardSeen:
-    """A card at one look at NVML and sysfs. `fault` says what could not be read; then nothing else may be believed."""
+    """A card at one look at NVML and sysfs. `fault` says what could not be read; then nothing else may be believed.
+
+    Only a driver tells model and memory: without one they are "" and 0 where nobody has ever known them.
+    """
 
     id: CardId
     address: str
@@ -45,6 +50,8 @@ class CardSeen:
     numa_node: int = -1
     present: bool = True
     fault: str = ""
+    mode: Mode = Mode.VGPU
+    pci: PciFacts = field(default_factory=PciFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +136,23 @@ class EccSignal:
     text: str = ""
 
 
-HealthSignal = XidSignal | ProbeSignal | GoneSignal | UnknownSignal | EccSignal
+@dataclass(frozen=True, slots=True)
+class BusErrorSignal:
+    """The bus told an error of the card (AER, its link). `fatal`: whoever used it has lost it, a reset may cure it."""
+
+    card: CardId
+    at: float
+    fatal: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WedgedSignal:
+    """A driver does not let go of the card, and its unbind cannot be ended: only a reboot of the host does."""
+
+    card: CardId
+    at: float
+    text: str
+
+
+HealthSignal = XidSignal | ProbeSignal | GoneSignal | UnknownSignal | EccSignal | BusErrorSignal | WedgedSignal

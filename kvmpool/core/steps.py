@@ -9,9 +9,11 @@ from kvmpool.core.rows import (
     Binding,
     Card,
     CardId,
+    CardWish,
     ClaimKey,
     DomainUuid,
     Generation,
+    Mode,
 )
 
 # --- decisions of the leader ------------------------------------------------------------------------------------------
@@ -104,9 +106,29 @@ class Forget:
 class PublishCard:
     card: Card
     reason: str  # "" when only an unimportant field moved
+    mode_event: tuple[str, str] | None = None  # kind and reason of what its mode has become
+    replaces: CardId | None = None  # the name it had before a driver told its uuid: its row and wish go over
 
 
-CardStep = StartWorker | StopWorker | ReportReady | ReportBroken | Forget | PublishCard
+@dataclass(frozen=True, slots=True)
+class SwitchMode:
+    """Give the card, and all functions of its unit, to the driver of another mode. `ticket`: of the wish it answers."""
+
+    card: Card
+    mode: Mode
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMode:
+    """Write down the mode that the configuration wants of a card of which no person has said anything."""
+
+    wish: CardWish
+    reason: str
+
+
+CardStep = StartWorker | StopWorker | ReportReady | ReportBroken | Forget | PublishCard | SwitchMode | RecordMode
 
 
 @dataclass(frozen=True, slots=True)

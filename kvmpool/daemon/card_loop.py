@@ -21,10 +21,12 @@ from kvmpool.core.model import (
     Host,
     HostName,
     PublishCard,
+    RecordMode,
     ReportBroken,
     ReportReady,
     StartWorker,
     StopWorker,
+    SwitchMode,
     Unread,
     WorkerSeen,
 )
@@ -32,9 +34,10 @@ from kvmpool.core.reconcile_cards import CardsView, WorkerKey, reconcile_cards
 from kvmpool.daemon.card_watch import CardWatch
 from kvmpool.daemon.ledger import Ledger, Page
 from kvmpool.daemon.perform import CardHands, Checkpoint, no_checkpoint
+from kvmpool.daemon.switches import AS_FOUND, InitialModes, Switches
 from kvmpool.daemon.turns import Errands, Loop, unless_conflict
 from kvmpool.errors import CardLost, KvmpoolError
-from kvmpool.ports import Cards, Clock, HealthSource, Store, Workers
+from kvmpool.ports import Cards, Clock, HealthSource, Modes, Store, Workers
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +76,21 @@ class CardLoop(Loop):
         limits: Limits = _LIMITS,
         inventory_interval_s: float = 1.0,
         checkpoint: Checkpoint = no_checkpoint,
+        modes: Modes | None = None,
+        initial_modes: InitialModes = AS_FOUND,
     ) -> None:
         super().__init__(clock)
         self.host = host
+        self._initial_modes = initial_modes
         self._sources = sources
         self._workers = workers
         self._ledger = Ledger(store, clock, host)
-        self._hands = CardHands(self._ledger, workers, checkpoint)
+        self._hands = CardHands(self._ledger, workers, checkpoint, modes)
         self._errands = Errands(self.wake.ring)
         self._watch = CardWatch(clock, cards, self._errands, limits, inventory_interval_s)
         self._failures: dict[WorkerKey, _Failure] = {}
         self._list_fault = ""
+        self._switches = Switches(clock, self._hands, self._errands, self._watch)
 
     @property
     def health(self) -> dict[CardId, Health]:
@@ -108,18 +115,21 @@ class CardLoop(Loop):
         page = await self._ledger.read()
         self._watch.look(page.rows, self.host)
         ended = await self._errands.settle()
-        self._watch.judge({binding.card for binding in page.rows.bindings.values()})
+        held = {binding.card for binding in page.rows.bindings.values()}
+        self._watch.judge(held, self._switches.under_way())
         if not await self._publish_host(page):
             return True
         view = await self._view(page)
         self._forget_failures(view)
+        self._switches.forget(page.rows.wishes)
         done = await self._perform(page, reconcile_cards(view))
         return await self._errands.settle() or done or ended
 
     def pause_s(self) -> float:
         now = self.clock.now()
-        retries = [failure.retry_at - now for failure in self._failures.values() if failure.retry_at > self.turn_at]
-        return max(0.0, min([_IDLE_S, self._watch.due_in_s(), *retries]))
+        retries = [failure.retry_at for failure in self._failures.values()] + self._switches.retries()
+        due = [at - now for at in retries if at > self.turn_at]
+        return max(0.0, min([_IDLE_S, self._watch.due_in_s(), *due]))
 
     async def _listen(self, source: HealthSource) -> None:
         """Hand on a source's signals, for ever. Where a source ends, the cards are still probed and looked at."""
@@ -153,12 +163,18 @@ class CardLoop(Loop):
             host=self.host,
             bindings=tuple(binding for binding in rows.bindings.values() if binding.card_host == self.host),
             workers=workers,
-            cards=_readable(self._watch.seen, rows.unread),
+            cards=_readable(self._switches.seen(self._watch.seen), rows.unread),
             health={card: health for card, health in self.health.items() if card not in rows.unread.cards},
             published={card.id: card for card in rows.cards.values() if card.host == self.host},
             unreadable=rows.unread.bindings,
             withdrawn=frozenset(key for key, _ in rows.bindings if key not in rows.claims),
             start_failures={key: (failure.times, failure.reason) for key, failure in self._failures.items()},
+            boot_id=self.clock.boot_id(),
+            wishes=rows.wishes,
+            unread_wishes=rows.unread.wishes,
+            switch_faults=dict(self._switches.faults),
+            initial_modes=self._initial_modes.by_address,
+            default_mode=self._initial_modes.default,
         )
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -172,6 +188,8 @@ class CardLoop(Loop):
                     self._send(_key(step.binding), partial(self._start, step))
                 case StopWorker():
                     self._send((step.claim, step.generation), partial(self._stop, step))
+                case SwitchMode():
+                    self._switches.run(step, page.rows.cards.values())
                 case ReportReady() | ReportBroken() | Forget() if _key(step.binding) in self._errands:
                     continue  # its worker is being started or stopped: what becomes of it is not known yet
                 case _:
@@ -180,8 +198,10 @@ class CardLoop(Loop):
                         break
         return done
 
-    async def _commit(self, page: Page, step: PublishCard | ReportReady | ReportBroken | Forget) -> None:
+    async def _commit(self, page: Page, step: PublishCard | ReportReady | ReportBroken | Forget | RecordMode) -> None:
         match step:
+            case RecordMode():
+                await self._hands.record_mode(page, step)
             case PublishCard():
                 await self._hands.publish_card(page, step)
             case ReportReady():

@@ -23,6 +23,8 @@ from kvmpool.core.model import (
     ProbeSignal,
     Rows,
     UnknownSignal,
+    WedgedSignal,
+    slot_name,
 )
 from kvmpool.daemon.turns import Errands
 from kvmpool.errors import CardLost, KvmpoolError
@@ -38,6 +40,7 @@ class CardWatch:
         self.limits = limits
         self.health: dict[CardId, Health] = {}
         self.seen: tuple[CardSeen, ...] | None = None
+        self.seen_at = -1.0  # when `seen` was asked for
         self._clock = clock
         self._cards = cards
         self._errands = errands
@@ -54,6 +57,10 @@ class CardWatch:
     def probe_soon(self, card: CardId) -> None:
         """Somebody had trouble with it: ask the card itself."""
         self._probed_at.pop(card, None)
+
+    def look_soon(self) -> None:
+        """Something has changed: ask for the inventory anew, not before the one under way has ended."""
+        self._looked_at = None
 
     def look(self, rows: Rows, host: HostName) -> None:
         """Take in what the rows say (verdicts once, an operator's word each time), and send for what is due."""
@@ -75,11 +82,16 @@ class CardWatch:
                 self._probed_at[card_id] = now
                 self._errands.run(("probe", card_id), partial(self._probe, card_id, plan[1]))
 
-    def judge(self, held: Collection[CardId]) -> None:
-        """Fold what was observed since; `held`: cards that a binding row of any phase names."""
+    def judge(self, held: Collection[CardId], switching: Collection[CardId] = ()) -> None:
+        """Fold what was observed since; `held`: cards that a binding row of any phase names.
+
+        What a card says while its driver is being exchanged (`switching`) is no sign of its health.
+        """
         now, boot_id = self._clock.now(), self._clock.boot_id()
         signals, self._signals = self._signals, []
         for signal in signals:
+            if signal.card in switching and not isinstance(signal, WedgedSignal):
+                continue
             if signal.card in self.health:
                 self.health[signal.card] = fold(self.health[signal.card], signal, now, boot_id, self.limits)
             elif signal.card not in self._strangers:
@@ -112,10 +124,11 @@ class CardWatch:
         try:
             seen = await self._cards.inventory()
         except KvmpoolError as error:
-            self.seen = None
+            self.seen, self.seen_at = None, now
             self._signals += [UnknownSignal(card, now, str(error)) for card in self.health]
             return
-        self.seen = seen
+        self.seen, self.seen_at = seen, now
+        self._rename(seen)
         for card in seen:
             self.health.setdefault(card.id, on_boot(Health(), now, self._clock.boot_id()))
             if card.present and card.fault:
@@ -123,6 +136,13 @@ class CardWatch:
                 self.probe_soon(card.id)  # it may be lost: only a probe can tell that from a driver that cannot tell
         gone = self.health.keys() - {card.id for card in seen if card.present}
         self._signals += [GoneSignal(card, now, "its address left the bus") for card in sorted(gone)]
+
+    def _rename(self, seen: tuple[CardSeen, ...]) -> None:
+        """A card that was named by its slot and now tells its uuid is no new card, and the old name is not gone."""
+        names = {slot_name(card.pci): card.id for card in seen if card.pci.slot and not card.fault}
+        for old, new in names.items():
+            if old in self.health and new != old and old not in {card.id for card in seen}:
+                self.health.setdefault(new, self.health.pop(old))
 
     async def _probe(self, card: CardId, deadline_s: float) -> None:
         try:

@@ -30,6 +30,7 @@ from kvmpool.core.model import (
     Phase,
     PointRelay,
     PublishCard,
+    RecordMode,
     RecordPointed,
     Release,
     ReportBroken,
@@ -37,13 +38,15 @@ from kvmpool.core.model import (
     Settings,
     StartWorker,
     StopWorker,
+    SwitchMode,
     TripBreaker,
     UnpointRelay,
     Wait,
     Withdraw,
 )
 from kvmpool.daemon.ledger import Change, Ledger, Page, log
-from kvmpool.ports import Clock, Relays, Workers
+from kvmpool.errors import Refused
+from kvmpool.ports import Clock, Modes, Relays, Workers
 from kvmpool.store import codec
 
 Checkpoint = Callable[[str], None]
@@ -51,6 +54,7 @@ Checkpoint = Callable[[str], None]
 _EFFECTS = (
     *("bind", "release", "rebind", "lose", "trip-breaker", "forget-events"),
     *("publish-host", "publish-card", "start-worker", "stop-worker", "report-ready", "report-broken", "forget"),
+    *("record-mode", "switch-mode"),
     *("open-relay", "point-relay", "unpoint-relay", "follow-domain", "close-relay"),
     *("record-pointed", "withdraw", "mark-started"),
 )
@@ -157,9 +161,12 @@ def _label(page: Page, binding: Binding) -> str:
 class CardHands(_Hands):
     """The steps of the host of the cards."""
 
-    def __init__(self, ledger: Ledger, workers: Workers, checkpoint: Checkpoint = no_checkpoint) -> None:
+    def __init__(
+        self, ledger: Ledger, workers: Workers, checkpoint: Checkpoint = no_checkpoint, modes: Modes | None = None
+    ) -> None:
         super().__init__(ledger, checkpoint)
         self._workers = workers
+        self._modes = modes
 
     async def publish_host(self, page: Page, host: Host) -> None:
         old = page.rows.hosts.get(host.name)
@@ -171,7 +178,31 @@ class CardHands(_Hands):
         verdict = step.card.health.verdict.value
         reason = step.reason.removeprefix(verdict).removeprefix(": ")
         events = [self.ledger.event(step.card.label, verdict, reason)] if step.reason else []
-        await self._commit("publish-card", page, Change(puts=[step.card], events=events))
+        if step.mode_event is not None:
+            events.append(self.ledger.event(step.card.label, *step.mode_event))
+        change = Change(puts=[step.card], events=events)
+        if step.replaces is not None:
+            change.deletes.append(codec.card_key(step.replaces))
+            wish = page.rows.wishes.get(step.replaces)
+            if wish is not None and step.card.id not in page.rows.wishes:
+                change.puts.append(replace(wish, card=step.card.id))
+                change.deletes.append(codec.wish_key(step.replaces))
+        await self._commit("publish-card", page, change)
+
+    async def record_mode(self, page: Page, step: RecordMode) -> None:
+        card = page.rows.cards.get(step.wish.card)
+        label = card.label if card else step.wish.card
+        events = [self.ledger.event(label, "mode-wished", step.reason)]
+        await self._commit("record-mode", page, Change(puts=[step.wish], events=events))
+
+    async def switch_mode(self, step: SwitchMode) -> None:
+        """Raises CardBusy, Refused, SwitchFailed, CardWedged: see ports.Modes."""
+        if self._modes is None:
+            raise Refused(f"{step.card.label}: this kvmpoold cannot switch modes")
+        self._checkpoint("before-switch-mode")
+        log.info("%s: switching its mode (%s)", step.card.label, step.reason)
+        await self._modes.switch(step.card, step.mode)
+        self._checkpoint("after-switch-mode")
 
     async def start_worker(self, step: StartWorker) -> None:
         """Raises CardLost, Unreachable."""

@@ -23,6 +23,7 @@ from kvmpool.core.model import (
     Generation,
     HealthSignal,
     HostName,
+    Mode,
     ProbeSignal,
     RelaySeen,
     UnknownSignal,
@@ -50,6 +51,9 @@ class SimCard:
     memory_mib: int = 16384
     model: str = "Soft GPU"
     condition: Condition = Condition.FINE
+    mode: Mode = Mode.VGPU
+    holder: str = ""  # who keeps the card from changing its driver: "pid 7 (python3)"
+    switch_ends: str = ""  # "": well; "fails": it is undone; "hangs": the old driver does not let go
 
 
 @dataclass(slots=True)
@@ -267,9 +271,10 @@ class SimCards:
                 card.address,
                 card.model,
                 card.memory_mib,
-                driver="sim",
+                driver=DRIVERS[card.mode],
                 compute_capability="9.0",
                 fault=_FAULTS.get(card.condition, ""),
+                mode=card.mode,
             )
             for card in self._host.cards.values()
             if card.condition is not Condition.GONE
@@ -287,6 +292,7 @@ class SimCards:
         return None
 
 
+DRIVERS = {Mode.VGPU: "sim", Mode.PASSTHROUGH: "vfio-pci", Mode.OFF: ""}
 _FAULTS = {
     Condition.LOST: "GPU is lost",
     Condition.MUTE: "Driver/library version mismatch",

@@ -27,8 +27,10 @@ from kvmpool.daemon.cluster_loop import ClusterLoop
 from kvmpool.daemon.domain_loop import DomainLoop
 from kvmpool.daemon.ledger import Change, Ledger
 from kvmpool.daemon.perform import no_checkpoint
+from kvmpool.daemon.switches import AS_FOUND
 from kvmpool.daemon.turns import Loop
 from kvmpool.ports import Store
+from kvmpool.sim.modes import SimModes
 from kvmpool.sim.world import (
     SimCards,
     SimClock,
@@ -66,6 +68,7 @@ class Pool:
         self.limits = limits
         self.settings = Settings()
         self.kill_at = ""
+        self.initial_modes = AS_FOUND
         self.ledger = Ledger(self.store, self.clock, self.host.name)
         self.card_ids = list(self.host.cards)
         self.start()
@@ -77,7 +80,17 @@ class Pool:
         workers, relays = SimWorkers(self.world, self.host), SimRelays(self.world, self.host)
         cards, source = SimCards(self.world, self.host), SimHealthSource(self.host)
         self.cluster = ClusterLoop(*where, self.settings, checkpoint=at)
-        self.card = CardLoop(*where, cards, [source], workers, limits=self.limits, checkpoint=at)
+        modes = SimModes(self.world, self.host)
+        self.card = CardLoop(
+            *where,
+            cards,
+            [source],
+            workers,
+            limits=self.limits,
+            checkpoint=at,
+            modes=modes,
+            initial_modes=self.initial_modes,
+        )
         self.domain = DomainLoop(*where, SimHypervisor(self.host), relays, checkpoint=at)
 
     @property

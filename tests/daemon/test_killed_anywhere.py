@@ -34,6 +34,8 @@ _ELSEWHERE = {
     "close-relay",
     "withdraw",
     "mark-started",
+    "record-mode",
+    "switch-mode",
 }
 
 
