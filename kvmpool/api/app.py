@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvmpool.api import access
+from kvmpool.api.card_modes import CardModes
 from kvmpool.api.client import kind_of
 from kvmpool.api.hooks import HookCall, Hooks
 from kvmpool.api.resources import Cordon, Resources
@@ -57,7 +58,15 @@ class ReasonBody(BaseModel):
     reason: str = ""
 
 
-def build_app(hooks: Hooks, resources: Resources, group: str, runs: Runs | None = None) -> ASGIApp:
+class ModeBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    mode: str
+    dry_run: bool = False
+
+
+def build_app(
+    hooks: Hooks, resources: Resources, group: str, runs: Runs | None = None, modes: CardModes | None = None
+) -> ASGIApp:
     """The ASGI application. `group`: whose members may call."""
     app = FastAPI(title="kvmpool", docs_url=None, redoc_url=None, openapi_url=None)
     _handle_errors(app)
@@ -66,6 +75,8 @@ def build_app(hooks: Hooks, resources: Resources, group: str, runs: Runs | None 
     _route_wishes(app, resources)
     if runs is not None:
         _route_runs(app, runs)
+    if modes is not None:
+        _route_modes(app, modes)
     return _Guard(app, group)
 
 
@@ -270,6 +281,12 @@ def _route_runs(app: FastAPI, runs: Runs) -> None:
     @app.post("/v1/runs")
     async def _run(request: Request, attributes: Annotated[dict[str, str], Body()]) -> Any:
         return await runs.start(attributes, request.scope["state"]["peer"])
+
+
+def _route_modes(app: FastAPI, modes: CardModes) -> None:
+    @app.post("/v1/cards/{card:path}/mode")
+    async def _mode(request: Request, card: str, body: Annotated[ModeBody, Body()]) -> Any:
+        return await modes.ask(card, body.mode, dry_run=body.dry_run, by=_by(request))
 
 
 def _by(request: Request) -> str:

@@ -118,7 +118,7 @@ class Resources:
 
     async def card(self, named: str) -> CardBody:
         look = await self._look()
-        return bodies.card_body(look, _find_card(look.rows, named))
+        return bodies.card_body(look, find_card(look.rows, named))
 
     async def claims(self) -> list[ClaimBody]:
         return bodies.claim_bodies(await self._look())
@@ -194,6 +194,8 @@ class Resources:
 
         def wish(card: Card, before: CardWish) -> CardWish:
             verdict = card.health.verdict
+            if verdict is Verdict.WEDGED:
+                raise Refused(f"{card.label} is wedged: {card.health.reason}. Next: reboot {card.host}")
             if verdict not in health.OUT_OF_SERVICE and verdict is not Verdict.DRAINING:
                 sound = f"{card.label} is {verdict.value}, not out of service"
                 raise Refused(f"{sound}: there is nothing to restore. Next: kvmpool card show {card.label}")
@@ -208,7 +210,7 @@ class Resources:
             raise Refused("a reason is one line of at most 500 printable characters")
         for _ in range(_TRIES):
             page = await self._ledger.read()
-            card = _find_card(page.rows, named)
+            card = find_card(page.rows, named)
             wish = replace(change(card, page.rows.wishes.get(card.id, CardWish(card.id))), by=by)
             told = self._ledger.event(card.label, kind, f"by {by}: {reason}" if reason else f"by {by}")
             if await unless_conflict(self._ledger.commit(page, Change(puts=[wish], events=[told]))):
@@ -287,7 +289,7 @@ def _cards(look: Look) -> list[CardBody]:
     return [bodies.card_body(look, card) for card in sorted(look.rows.cards.values(), key=lambda card: card.label)]
 
 
-def _find_card(rows: Rows, named: str) -> Card:
+def find_card(rows: Rows, named: str) -> Card:
     """By uuid, host/address, address, or a prefix of the uuid that only one card has."""
     cards = list(rows.cards.values())
     exact = [card for card in cards if named in (card.id, card.label, card.address)]

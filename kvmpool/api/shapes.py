@@ -45,7 +45,13 @@ class CardBody(TypedDict):
     address: str
     label: str  # host/address
     model: str
-    mode: str
+    mode: str  # the one it is in
+    mode_wish: str  # the one it is to be in; "": as it is found
+    mode_ticket: int  # of the last wish for a mode
+    mode_answered: int  # of the last such wish that was carried out or refused
+    mode_fault: str  # why it is not in the mode that is wished for
+    iommu_group: str
+    functions: list[str]  # addresses that change their driver with it
     verdict: str
     reason: str
     since_s: float  # age of the verdict
@@ -61,6 +67,13 @@ class CardBody(TypedDict):
     last_xid: int
     app_xids: int
     bindings: list[str]  # labels
+
+
+class ModeBody(TypedDict):
+    """POST /v1/cards/{id}/mode {"mode": ..., "dry_run": bool}"""
+
+    card: CardBody
+    steps: list[str]  # what is to be done, or would be; none where the card is in that mode
 
 
 class ClaimBody(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ import click
 from kvmpool.api.client import Client
 from kvmpool.cli.complete import cards as complete_cards
 from kvmpool.cli.output import Column, age, column, mib, output_option, print_fields, print_rows, print_value
+from kvmpool.errors import DeadlinePassed, Refused
 
 CARD_COLUMNS = (
     column("CARD", "label"),
@@ -22,13 +24,18 @@ CARD_COLUMNS = (
     column("REASON", "reason", note=True),
 )
 
+_MODE_ASK_S = 30.0  # every process of the host is looked at, and the driver asked
+_MODE_WAIT_S = 60.0  # an unbind that does not end is given up long before
+_MODE_POLL_S = 0.2
+_WAIT_HELP = f"Return when it is done, or refused; give up after so many seconds. [default: {_MODE_WAIT_S:g}]"
+
 _card_argument = click.argument("card_name", metavar="CARD", shell_complete=complete_cards)
 _reason_option = click.option("--reason", default="", help="Kept with it, for the next person.")
 
 
 @click.group()
 def card() -> None:
-    """List and show cards; cordon, drain, uncordon and restore them.
+    """List and show cards; cordon, drain, uncordon and restore them; switch their mode.
 
     A CARD is named by its address (h0/0000:41:00.0, or without the host), by its GPU uuid, or by the start of that.
     """
@@ -91,6 +98,47 @@ def restore(card_name: str, reason: str) -> None:
     click.echo(f"{body['label']} will be probed, then on probation. Next: kvmpool card show {body['label']}")
 
 
+@card.command()
+@_card_argument
+@click.argument("mode", type=click.Choice(["passthrough", "vgpu", "off"]))
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--wait", "wait_s", type=float, is_flag=False, flag_value=_MODE_WAIT_S, help=_WAIT_HELP)
+def mode(card_name: str, mode: str, dry_run: bool, wait_s: float | None) -> None:
+    """Hand the card out whole (passthrough), by slices (vgpu), or not at all (off).
+
+    Refused while somebody holds it, with their name. The card keeps this mode over reboots of its host.
+    """
+    client = Client(deadline_s=_MODE_ASK_S)
+    asked = client.post(f"/cards/{quote(card_name, safe='')}/mode", {"mode": mode, "dry_run": dry_run})
+    body = asked["card"]
+    if dry_run:
+        for step in asked["steps"]:
+            click.echo(f"would {step}")
+    if not asked["steps"]:
+        click.echo(f"{body['label']} is in mode {mode}")
+    elif not dry_run and wait_s is None:
+        click.echo(f"{body['label']} is being switched to {mode}. Next: kvmpool card show {body['label']}")
+    elif not dry_run and wait_s is not None:
+        body = _switched(client, body, wait_s)
+        click.echo(f"{body['label']} is in mode {body['mode']} (driver {body['driver'] or 'none'})")
+
+
+def _switched(client: Client, body: dict[str, Any], wait_s: float) -> dict[str, Any]:
+    """The card once it is in the mode that was asked for. Raises Refused with the host's reason, DeadlinePassed."""
+    ticket, until = body["mode_ticket"], time.monotonic() + wait_s
+    while time.monotonic() < until:
+        body = client.get(f"/cards/{quote(body['id'], safe='')}")
+        if body["mode_ticket"] != ticket:
+            raise Refused(f"{body['label']}: somebody asked for another mode. Next: kvmpool card show {body['label']}")
+        if body["mode_answered"] >= ticket and body["mode_fault"]:
+            raise Refused(f"{body['label']} is in mode {body['mode']}: {body['mode_fault']}")
+        if body["mode_answered"] >= ticket:
+            return body
+        time.sleep(_MODE_POLL_S)
+    what = f"{body['label']} is not in mode {body['mode_wish']} after {wait_s:g} s"
+    raise DeadlinePassed(f"{what}. Next: kvmpool card show {body['label']}")
+
+
 def _wish(card_name: str, verb: str, reason: str) -> dict[str, Any]:
     body = Client().post(f"/cards/{quote(card_name, safe='')}/{verb}", {"reason": reason})
     assert isinstance(body, dict)
@@ -110,12 +158,26 @@ def _cordon(body: dict[str, Any]) -> str:
     return f"{word} ({body['cordon_reason']})" if body["cordon_reason"] else word
 
 
+def _mode(body: dict[str, Any]) -> str:
+    if not body["mode_wish"] or body["mode_wish"] == body["mode"]:
+        return str(body["mode"])
+    why = f": {body['mode_fault']}" if body["mode_fault"] else ""
+    return f"{body['mode']}, to be {body['mode_wish']}{why}"
+
+
+def _group(body: dict[str, Any]) -> str:
+    others = [each for each in body["functions"] if each != body["address"]]
+    together = f", with {', '.join(others)}" if others else ""
+    return f"{body['iommu_group']}{together}" if body["iommu_group"] else "none: no passthrough"
+
+
 def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Card", body["label"]),
         ("UUID", body["id"]),
         ("Model", body["model"]),
-        ("Mode", body["mode"]),
+        ("Mode", _mode(body)),
+        ("IOMMU group", _group(body)),
         ("Health", body["verdict"]),
         ("Reason", body["reason"] or "-"),
         ("Since", age(body["since_s"])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from kvmpool.api.card_modes import CardModes
 from kvmpool.api.hooks import HookCall, Hooks
 from kvmpool.api.resources import Resources
 from kvmpool.core.model import ClaimKey, ClaimSpec, DomainSeen, DomainUuid, HostName, Rows, Settings, WorkerSeen
@@ -15,6 +16,7 @@ from kvmpool.daemon.ledger import Ledger
 from kvmpool.daemon.seen import SeenDomains, SeenWorkers
 from kvmpool.daemon.wake import follow
 from kvmpool.errors import NotFound
+from kvmpool.sim.modes import SimModes
 from kvmpool.sim.processes import SimProcesses
 from kvmpool.sim.world import (
     SimCards,
@@ -59,7 +61,8 @@ class Pool:
         self.sim_workers = SimWorkers(self.world, self.host)
         self.seen_workers = SeenWorkers(self.sim_workers)
         source = SimHealthSource(self.host)
-        self.card = CardLoop(self.store, self.clock, name, cards_port, [source], self.seen_workers)
+        modes = SimModes(self.world, self.host)
+        self.card = CardLoop(self.store, self.clock, name, cards_port, [source], self.seen_workers, modes=modes)
         relays = SimRelays(self.world, self.host)
         self.hypervisor = SimHypervisor(self.host)
         self.seen_domains = SeenDomains(self.hypervisor)
@@ -68,6 +71,7 @@ class Pool:
         self.resources = Resources(
             self.store, self.ledger, "memory", self.clock, settings, self, _Metadata(self), self._wake
         )
+        self.modes = CardModes(self.resources, self.ledger, modes, self.seen_workers, self._wake)
         self.loops = [self.cluster, self.card, self.domain]
 
     async def __aenter__(self) -> Pool:
