@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "kvmpool").rglob("*.py")) + sorted((ROOT / "hooks").glob("*.py"))
+SOURCES = sorted(path for pattern in ("*.c", "*.h") for path in (ROOT / "kvmpool").rglob(pattern))
 MODULE_LINES = 400  # design 02: a file past this is telling you something
 FUNCTION_LINES = 50
 
@@ -46,6 +47,19 @@ def test_a_module_is_short_and_says_what_it_does(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_c_file_is_short_and_so_are_its_functions(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= MODULE_LINES, f"{path}: over {MODULE_LINES} lines: split it along a noun"
+    begin = 0
+    for number, line in enumerate(lines, 1):
+        if line == "{":
+            begin = number
+        elif line == "}" and begin:
+            assert number - begin + 1 <= FUNCTION_LINES, f"{path}:{begin}: a function of {number - begin + 1} lines"
+            begin = 0
 
 
 def test_no_module_is_a_drawer() -> None:

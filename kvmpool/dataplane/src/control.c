@@ -195,6 +195,28 @@ int kp_control_say(int fd, const char *format, ...)
     return kp_control_send(fd, text, (size_t)length < sizeof(text) ? (size_t)length : sizeof(text) - 1, -1);
 }
 
+void kp_control_answer(int fd, const struct kp_json *json)
+{
+    int length = kp_json_end(json);
+
+    if (length < 0)
+        kp_control_say(fd, "ERROR the status does not fit a message");
+    else
+        kp_control_send(fd, json->text, (size_t)length, -1);
+}
+
+int kp_control_accept(int listener)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd < 0)
+        return -errno;
+    if (kp_peer_allowed(fd))
+        return fd;
+    close(fd);
+    return -EACCES;
+}
+
 static int take_descriptor(struct msghdr *header)
 {
     int first = -1;
@@ -266,6 +288,17 @@ int kp_control_receive(int fd, struct kp_message *message)
     }
     cut_into_words(message, (size_t)length);
     return 1;
+}
+
+int kp_control_stream(struct kp_message *message)
+{
+    int type = 0, fd = message->passed_fd;
+    socklen_t size = sizeof(type);
+
+    if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) || type != SOCK_STREAM)
+        return -1; /* whoever received the message closes it */
+    message->passed_fd = -1;
+    return fd;
 }
 
 int kp_number(const char *text, uint64_t maximum, uint64_t *value)

@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "json.h"
+
 #define KP_CONTROL_MAX 32768u   /* bytes of one message */
 #define KP_CONTROL_WORDS 8u     /* words of one message */
 #define KP_CONTROL_BACKLOG 64   /* connections not yet accepted */
@@ -47,8 +49,17 @@ int kp_peer_allowed(int fd);
 int kp_control_send(int fd, const void *text, size_t length, int pass_fd);
 int kp_control_say(int fd, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* The object that was written as the answer, or that it does not fit a message. */
+void kp_control_answer(int fd, const struct kp_json *json);
+
+/* A new connection of root or our own user, non-blocking; -EACCES after another user's was cut, other -errno: none. */
+int kp_control_accept(int listener);
+
 /* 1: a message; 0: the peer closed; -EAGAIN: nothing now; other -errno: the connection is unusable. */
 int kp_control_receive(int fd, struct kp_message *message);
+
+/* The stream socket that came with it, the caller's from now on; -1 where none did. */
+int kp_control_stream(struct kp_message *message);
 
 /* An option's or word's value as a number of at most `maximum`; 0 or -EINVAL. */
 int kp_number(const char *text, uint64_t maximum, uint64_t *value);

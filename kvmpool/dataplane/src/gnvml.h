@@ -10,26 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../../softgpu/src/nvml_abi.h"
 #include "frame.h"
 
 #define GN_API __attribute__((visibility("default")))
-
-typedef int nvmlReturn_t;
-enum {
-    NVML_SUCCESS = 0,
-    NVML_ERROR_UNINITIALIZED = 1,
-    NVML_ERROR_INVALID_ARGUMENT = 2,
-    NVML_ERROR_NOT_SUPPORTED = 3,
-    NVML_ERROR_NO_PERMISSION = 4,
-    NVML_ERROR_NOT_FOUND = 6,
-    NVML_ERROR_INSUFFICIENT_SIZE = 7,
-    NVML_ERROR_DRIVER_NOT_LOADED = 9,
-    NVML_ERROR_TIMEOUT = 10,
-    NVML_ERROR_GPU_IS_LOST = 15,
-    NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
-    NVML_ERROR_MEMORY = 20,
-    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
-};
 
 /* The claim's card, as it was asked last. */
 struct gn_card {

@@ -44,7 +44,6 @@ static void do_status(struct relay *relay, struct relay_control *control)
 {
     static char text[KP_CONTROL_MAX];
     struct kp_json json;
-    int length;
 
     kp_json_begin(&json, text, sizeof(text));
     kp_json_object(&json, NULL);
@@ -68,11 +67,7 @@ static void do_status(struct relay *relay, struct relay_control *control)
     kp_json_object_end(&json);
     kp_json_number(&json, "follows", relay->watcher ? relay->followed_pid : 0); /* unwatched, it wants a new watcher */
     kp_json_object_end(&json);
-    length = kp_json_end(&json);
-    if (length < 0)
-        kp_control_say(control->watch.fd, "ERROR the status does not fit a message");
-    else
-        kp_control_send(control->watch.fd, text, (size_t)length, -1);
+    kp_control_answer(control->watch.fd, &json);
 }
 
 /* "POINT claim generation memory_mib" with the worker's socket as payload. Answered when the worker has answered. */
@@ -136,15 +131,12 @@ static void do_close(struct relay *relay, struct relay_control *control)
 /* "GUEST" with a socket that the acceptor accepted: the hypervisor said which domain it is. */
 static void do_guest(struct relay *relay, struct relay_control *control)
 {
-    int type = 0, fd = message.passed_fd;
-    socklen_t size = sizeof(type);
+    int fd = kp_control_stream(&message);
 
-    if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) || type != SOCK_STREAM) {
+    if (fd < 0)
         kp_control_say(control->watch.fd, "ERROR GUEST wants a stream socket");
-        return;
-    }
-    message.passed_fd = -1;
-    relay_guest_admit(relay, fd, "vsock", 1);
+    else
+        relay_guest_admit(relay, fd, "vsock", 1);
 }
 
 static const struct {
@@ -198,16 +190,13 @@ static struct relay_control *place_for_control(struct relay *relay)
 static void on_listener(struct kp_watch *watch, uint32_t events)
 {
     struct relay_control *control;
-    int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = kp_control_accept(watch->fd);
 
     (void)events;
+    if (fd == -EACCES)
+        kp_log_rated(&the_relay.rate, KP_WARNING, "a control connection of another user is cut");
     if (fd < 0)
         return;
-    if (!kp_peer_allowed(fd)) {
-        kp_log_rated(&the_relay.rate, KP_WARNING, "a control connection of another user is cut");
-        close(fd);
-        return;
-    }
     control = place_for_control(&the_relay);
     *control = (struct relay_control){ .watch = { .on_event = on_control, .fd = fd }, .heard_ms = kp_now_ms() };
     if (kp_loop_watch(&the_relay.loop, &control->watch, EPOLLIN))

@@ -170,6 +170,10 @@ bool kp_program_is_static(void);
 /* shim_context.c */
 uint64_t kp_current(void); /* this thread's context's handle, 0: none */
 struct kp_context *kp_context_of(uint64_t number); /* with `tx` held */
+CUresult kp_ready(void); /* NOT_INITIALIZED before cuInit, and in a child of the process that called it */
+CUresult kp_context_create(unsigned flags, bool primary, uint64_t *number); /* dials again where the worker was lost; not current yet */
+CUresult kp_context_destroy(uint64_t number); /* with all that lives in it, whether or not its worker is still there */
+#define KP_CONTEXT_FLAGS 0x7fu
 
 /* shim_space.c, with `tx` held: device addresses. */
 CUdeviceptr kp_space_take(size_t bytes, uint64_t context); /* 0: the window is full */
@@ -209,10 +213,12 @@ struct kp_jit {
     void **values; /* the program's */
 };
 void kp_fatbin_prune(struct kp_image *image); /* shim_fatbin.c: of a fatbin, what this card can use */
-CUresult kp_image_find(struct kp_image *image, const void *data);
 CUresult kp_image_read(struct kp_image *image, const char *path);
+CUresult kp_image_open(struct kp_image *image, const void *data, const char *path, struct kp_jit *jit, unsigned count,
+                       const CUjit_option *options, void **values); /* `path` NULL: what is at `data` */
 void kp_image_drop(struct kp_image *image);
-CUresult kp_image_send(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit); /* gives `tx` back */
+CUresult kp_image_load(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit,
+                       void **out); /* gives `tx` back, and `handle` (0: there was none left) where it fails */
 CUresult kp_jit_read(struct kp_jit *jit, unsigned count, const CUjit_option *options, void **values);
 void kp_jit_give(const struct kp_jit *jit, const void *reply, size_t got); /* its struct kp_logs */
 

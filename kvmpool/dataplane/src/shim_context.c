@@ -9,7 +9,6 @@
 #include <string.h>
 
 #define API_VERSION 3020 /* what cuCtxGetApiVersion has answered since CUDA 3.2 */
-#define CONTEXT_FLAGS 0x7fu
 
 uint64_t kp_current(void)
 {
@@ -43,13 +42,12 @@ struct kp_context *kp_context_of(uint64_t number)
     return entry != NULL ? entry->value : NULL;
 }
 
-static CUresult check_ready(void)
+CUresult kp_ready(void)
 {
     return atomic_load(&kp_shim.forked) || !atomic_load(&kp_shim.ready) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
-/* Makes a context on the device, dialling again where the worker was lost; not current yet. */
-static CUresult create(unsigned flags, unsigned version, bool primary, uint64_t *number)
+CUresult kp_context_create(unsigned flags, bool primary, uint64_t *number)
 {
     struct kp_answer answer = {0};
     struct kp_context *context;
@@ -60,7 +58,7 @@ static CUresult create(unsigned flags, unsigned version, bool primary, uint64_t 
         return rc;
     if ((context = calloc(1, sizeof *context)) == NULL)
         return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    *context = (struct kp_context){.epoch = kp_shim.link.epoch, .flags = flags, .version = version, .primary = primary, .attached = 1};
+    *context = (struct kp_context){.epoch = kp_shim.link.epoch, .flags = flags, .version = API_VERSION, .primary = primary, .attached = 1};
     context->number = kp_handles_new(&kp_shim.handles, KP_CONTEXT, context, 0);
     if (context->number == 0) {
         free(context);
@@ -78,13 +76,12 @@ static CUresult create(unsigned flags, unsigned version, bool primary, uint64_t 
     return rc;
 }
 
-/* Ends a context and all that lives in it, whether or not its worker is still there. */
-static CUresult destroy(uint64_t number)
+CUresult kp_context_destroy(uint64_t number)
 {
     struct kp_link *link = &kp_shim.link;
     struct kp_answer answer = {0};
     struct kp_context *context;
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
     uint32_t epoch;
 
     if (rc != CUDA_SUCCESS)
@@ -109,18 +106,18 @@ static CUresult destroy(uint64_t number)
 CUresult kp_cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
     uint64_t number = 0;
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
     if (dev != 0)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (pctx == NULL || (flags & ~CONTEXT_FLAGS) != 0)
+    if (pctx == NULL || (flags & ~KP_CONTEXT_FLAGS) != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if ((rc = create(flags, API_VERSION, false, &number)) != CUDA_SUCCESS)
+    if ((rc = kp_context_create(flags, false, &number)) != CUDA_SUCCESS)
         return rc;
     if ((rc = push(number)) != CUDA_SUCCESS) {
-        destroy(number);
+        kp_context_destroy(number);
         return rc;
     }
     *pctx = (CUcontext)(uintptr_t)number;
@@ -146,13 +143,13 @@ CUresult kp_cuCtxDestroy_v2(CUcontext ctx)
     pthread_mutex_lock(&kp_shim.tx);
     bool primary = number != 0 && number == kp_shim.primary;
     pthread_mutex_unlock(&kp_shim.tx);
-    return primary ? CUDA_ERROR_INVALID_CONTEXT : destroy(number);
+    return primary ? CUDA_ERROR_INVALID_CONTEXT : kp_context_destroy(number);
 }
 
 CUresult kp_cuCtxAttach(CUcontext *pctx, unsigned int flags)
 {
     struct kp_context *context;
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -170,7 +167,7 @@ CUresult kp_cuCtxDetach(CUcontext ctx)
 {
     uint64_t number = (uint64_t)(uintptr_t)ctx;
     struct kp_context *context;
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -184,7 +181,7 @@ CUresult kp_cuCtxDetach(CUcontext ctx)
 
 static CUresult check_context(CUcontext ctx)
 {
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -201,7 +198,7 @@ CUresult kp_cuCtxPushCurrent_v2(CUcontext ctx)
 
 CUresult kp_cuCtxPopCurrent_v2(CUcontext *pctx)
 {
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
     uint64_t number;
 
     if (rc != CUDA_SUCCESS)
@@ -215,7 +212,7 @@ CUresult kp_cuCtxPopCurrent_v2(CUcontext *pctx)
 
 CUresult kp_cuCtxSetCurrent(CUcontext ctx)
 {
-    CUresult rc = ctx != NULL ? check_context(ctx) : check_ready();
+    CUresult rc = ctx != NULL ? check_context(ctx) : kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -225,7 +222,7 @@ CUresult kp_cuCtxSetCurrent(CUcontext ctx)
 
 CUresult kp_cuCtxGetCurrent(CUcontext *pctx)
 {
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
 
     if (rc == CUDA_SUCCESS && pctx == NULL)
         rc = CUDA_ERROR_INVALID_VALUE;
@@ -239,7 +236,7 @@ static CUresult read_context(CUcontext ctx, struct kp_context *to)
 {
     uint64_t number = ctx != NULL ? (uint64_t)(uintptr_t)ctx : kp_current();
     struct kp_context *context;
-    CUresult rc = check_ready();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -288,7 +285,7 @@ CUresult kp_cuCtxGetFlags(unsigned int *flags)
 CUresult kp_cuCtxSetFlags(unsigned int flags)
 {
     struct kp_context *context;
-    CUresult rc = (flags & ~CONTEXT_FLAGS) != 0 ? CUDA_ERROR_INVALID_VALUE : kp_enter();
+    CUresult rc = (flags & ~KP_CONTEXT_FLAGS) != 0 ? CUDA_ERROR_INVALID_VALUE : kp_enter();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -339,84 +336,5 @@ CUresult kp_cuCtxSynchronize_v2(CUcontext ctx)
         rc = kp_cuCtxSynchronize();
     if (ctx != NULL && rc != CUDA_ERROR_INVALID_CONTEXT)
         kp_cuCtxPopCurrent_v2(NULL);
-    return rc;
-}
-
-CUresult kp_cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
-{
-    static pthread_mutex_t retaining = PTHREAD_MUTEX_INITIALIZER;
-    CUresult rc = check_ready();
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if (pctx == NULL || dev != 0)
-        return pctx == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
-    pthread_mutex_lock(&retaining);
-    if (kp_shim.primary == 0)
-        rc = create(kp_shim.primary_flags, API_VERSION, true, &kp_shim.primary);
-    if (rc != CUDA_SUCCESS)
-        kp_shim.primary = 0;
-    else
-        kp_shim.primary_refs++;
-    *pctx = (CUcontext)(uintptr_t)kp_shim.primary;
-    pthread_mutex_unlock(&retaining);
-    return rc;
-}
-
-/* Ends the primary context where `all`, else once nobody holds it. */
-static CUresult let_primary_go(CUdevice dev, bool all)
-{
-    CUresult rc = check_ready();
-    uint64_t number;
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if (dev != 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    pthread_mutex_lock(&kp_shim.tx);
-    number = kp_shim.primary;
-    if (number == 0)
-        return kp_leave(all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
-    if (!all && --kp_shim.primary_refs > 0)
-        return kp_leave(CUDA_SUCCESS);
-    kp_shim.primary = 0;
-    kp_shim.primary_refs = 0;
-    kp_leave(CUDA_SUCCESS);
-    return destroy(number);
-}
-
-CUresult kp_cuDevicePrimaryCtxRelease_v2(CUdevice dev)
-{
-    return let_primary_go(dev, false);
-}
-
-CUresult kp_cuDevicePrimaryCtxReset_v2(CUdevice dev)
-{
-    return let_primary_go(dev, true);
-}
-
-CUresult kp_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
-{
-    CUresult rc = check_ready();
-
-    if (rc == CUDA_SUCCESS && dev != 0)
-        rc = CUDA_ERROR_INVALID_DEVICE;
-    if (rc == CUDA_SUCCESS && flags != NULL)
-        *flags = kp_shim.primary_flags;
-    if (rc == CUDA_SUCCESS && active != NULL)
-        *active = kp_shim.primary != 0;
-    return rc;
-}
-
-CUresult kp_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
-{
-    CUresult rc = check_ready();
-
-    if (rc == CUDA_SUCCESS && dev != 0)
-        rc = CUDA_ERROR_INVALID_DEVICE;
-    if (rc == CUDA_SUCCESS && (flags & ~CONTEXT_FLAGS) != 0)
-        rc = CUDA_ERROR_INVALID_VALUE;
-    if (rc == CUDA_SUCCESS)
-        kp_shim.primary_flags = flags;
     return rc;
 }

@@ -71,7 +71,7 @@ static size_t image_bytes(const void **image)
     return strlen(*image) + 1;
 }
 
-CUresult kp_image_find(struct kp_image *image, const void *data)
+static CUresult find_image(struct kp_image *image, const void *data)
 {
     const uint32_t fatbin = FATBIN;
 
@@ -178,7 +178,7 @@ void kp_jit_give(const struct kp_jit *jit, const void *bytes, size_t got)
     give_log(jit, &jit->error, text + logs.info_bytes, logs.error_bytes);
 }
 
-CUresult kp_image_send(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit)
+static CUresult send_image(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit)
 {
     char reply[sizeof(struct kp_logs) + 2 * KP_LOG_MAX];
     struct kp_answer answer = {.bytes = reply, .room = sizeof reply};
@@ -187,5 +187,26 @@ CUresult kp_image_send(uint16_t op, uint64_t handle, const struct kp_image *imag
 
     rc = kp_send_bulk(op, in, KP_MODULE_LOAD_IN, jit->options, jit->count * (uint32_t)sizeof jit->options[0], image->data, image->bytes, &answer);
     kp_jit_give(jit, reply, answer.got);
+    return rc;
+}
+
+CUresult kp_image_load(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit, void **out)
+{
+    CUresult rc = handle == 0 ? kp_leave(CUDA_ERROR_OUT_OF_MEMORY) : send_image(op, handle, image, jit);
+
+    if (rc == CUDA_SUCCESS)
+        *out = (void *)(uintptr_t)handle;
+    else
+        kp_object_lose(handle);
+    return rc;
+}
+
+CUresult kp_image_open(struct kp_image *image, const void *data, const char *path, struct kp_jit *jit, unsigned count,
+                       const CUjit_option *options, void **values)
+{
+    CUresult rc = kp_jit_read(jit, count, options, values);
+
+    if (rc == CUDA_SUCCESS)
+        rc = path != NULL ? kp_image_read(image, path) : find_image(image, data);
     return rc;
 }

@@ -14,61 +14,40 @@ static CUresult library_number(CUlibrary library, uint64_t *number)
     return entry != NULL && (uintptr_t)entry->value == kp_shim.link.epoch ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult load(CUlibrary *library, const struct kp_image *image, const struct kp_jit *jit)
-{
-    uint64_t handle;
-    CUresult rc = kp_enter_any();
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    handle = kp_handles_new(&kp_shim.handles, KP_LIBRARY, (void *)(uintptr_t)kp_shim.link.epoch, 0);
-    if (handle == 0)
-        return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    rc = kp_image_send(KP_OP_library_load, handle, image, jit);
-    if (rc == CUDA_SUCCESS)
-        *library = (CUlibrary)(uintptr_t)handle;
-    else
-        kp_object_lose(handle);
-    return rc;
-}
-
-/* Library options say where hosts' and cards' memory for it is; the worker's driver decides that here. */
-CUresult kp_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values, unsigned int count,
-                              CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
+/* `path` NULL: what is at `data`. Library options say where hosts' and cards' memory for it is; the worker's driver decides
+ * that here. */
+static CUresult load(CUlibrary *library, const void *data, const char *path, unsigned count, const CUjit_option *options, void **values)
 {
     struct kp_image image;
     struct kp_jit jit;
-    CUresult rc;
+    CUresult rc = library == NULL ? CUDA_ERROR_INVALID_VALUE : kp_image_open(&image, data, path, &jit, count, options, values);
 
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if ((rc = kp_enter_any()) == CUDA_SUCCESS) {
+        uint64_t handle = kp_handles_new(&kp_shim.handles, KP_LIBRARY, (void *)(uintptr_t)kp_shim.link.epoch, 0);
+        rc = kp_image_load(KP_OP_library_load, handle, &image, &jit, (void **)library);
+    }
+    kp_image_drop(&image);
+    return rc;
+}
+
+CUresult kp_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options, void **values, unsigned int count,
+                              CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
+{
     (void)libraryOptions;
     (void)libraryOptionValues;
     (void)numLibraryOptions;
-    if (library == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if ((rc = kp_jit_read(&jit, count, options, values)) != CUDA_SUCCESS || (rc = kp_image_find(&image, code)) != CUDA_SUCCESS)
-        return rc;
-    rc = load(library, &image, &jit);
-    kp_image_drop(&image);
-    return rc;
+    return load(library, code, NULL, count, options, values);
 }
 
 CUresult kp_cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *options, void **values, unsigned int count,
                                   CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)
 {
-    struct kp_image image;
-    struct kp_jit jit;
-    CUresult rc;
-
     (void)libraryOptions;
     (void)libraryOptionValues;
     (void)numLibraryOptions;
-    if (library == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if ((rc = kp_jit_read(&jit, count, options, values)) != CUDA_SUCCESS || (rc = kp_image_read(&image, fileName)) != CUDA_SUCCESS)
-        return rc;
-    rc = load(library, &image, &jit);
-    kp_image_drop(&image);
-    return rc;
+    return fileName == NULL ? CUDA_ERROR_INVALID_VALUE : load(library, NULL, fileName, count, options, values);
 }
 
 CUresult kp_cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
@@ -211,56 +190,55 @@ CUresult kp_cuKernelGetParamCount(CUkernel kernel, size_t *count)
     return kp_leave(of->info.layout_known ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED);
 }
 
-/* Names of the first `count` kernels of a library or module, each with its end; free them. */
-static CUresult fetch_names(uint64_t of, unsigned count, char **names, size_t *bytes)
+static CUresult get_kernel(void **kernel, const void *library, const char *name)
+{
+    return kp_cuLibraryGetKernel((CUkernel *)kernel, (CUlibrary)(uintptr_t)library, name);
+}
+
+static CUresult get_function(void **function, const void *module, const char *name)
+{
+    return kp_cuModuleGetFunction((CUfunction *)function, (CUmodule)(uintptr_t)module, name);
+}
+
+/* Gets the first `count` kernels of a library or module, `number`, by the names that the worker gives for them; `tx` is held,
+ * and given back. */
+static CUresult get_each(void **to, unsigned count, const void *of, uint64_t number,
+                         CUresult (*get)(void **to, const void *of, const char *name))
 {
     struct kp_answer answer = {.room = KP_BODY_MAX};
-    uint64_t in[KP_NAMES_IN] = {[KP_NAMES_OF] = of, [KP_NAMES_COUNT] = count};
+    uint64_t in[KP_NAMES_IN] = {[KP_NAMES_OF] = number, [KP_NAMES_COUNT] = count};
+    char *names = calloc(1, KP_BODY_MAX + 1);
     CUresult rc;
 
-    if ((answer.bytes = *names = calloc(1, KP_BODY_MAX + 1)) == NULL)
+    if ((answer.bytes = names) == NULL)
         return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
     rc = kp_ask(KP_OP_names, in, KP_NAMES_IN, NULL, 0, &answer);
-    *bytes = answer.got;
+    for (size_t i = 0, at = 0; i < count && rc == CUDA_SUCCESS && at < answer.got; i++) {
+        rc = get(&to[i], of, names + at);
+        at += strlen(names + at) + 1;
+    }
+    free(names);
     return rc;
 }
 
 CUresult kp_cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary lib)
 {
-    char *names = NULL;
-    size_t bytes = 0, at = 0;
     uint64_t number;
     CUresult rc = kernels == NULL ? CUDA_ERROR_INVALID_VALUE : kp_enter_any();
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    if ((rc = library_number(lib, &number)) != CUDA_SUCCESS)
-        return kp_leave(rc);
-    rc = fetch_names(number, count, &names, &bytes);
-    for (unsigned i = 0; i < count && rc == CUDA_SUCCESS && at < bytes; i++) {
-        rc = kp_cuLibraryGetKernel(&kernels[i], lib, names + at);
-        at += strlen(names + at) + 1;
-    }
-    free(names);
-    return rc;
+    rc = library_number(lib, &number);
+    return rc == CUDA_SUCCESS ? get_each((void **)kernels, count, lib, number, get_kernel) : kp_leave(rc);
 }
 
 CUresult kp_cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, CUmodule mod)
 {
-    char *names = NULL;
-    size_t bytes = 0, at = 0;
     uint64_t number;
     CUresult rc = functions == NULL ? CUDA_ERROR_INVALID_VALUE : kp_enter();
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    if ((rc = kp_object_number(KP_MODULE, mod, &number)) != CUDA_SUCCESS)
-        return kp_leave(rc);
-    rc = fetch_names(number, count, &names, &bytes);
-    for (unsigned i = 0; i < count && rc == CUDA_SUCCESS && at < bytes; i++) {
-        rc = kp_cuModuleGetFunction(&functions[i], mod, names + at);
-        at += strlen(names + at) + 1;
-    }
-    free(names);
-    return rc;
+    rc = kp_object_number(KP_MODULE, mod, &number);
+    return rc == CUDA_SUCCESS ? get_each((void **)functions, count, mod, number, get_function) : kp_leave(rc);
 }

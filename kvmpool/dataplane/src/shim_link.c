@@ -110,19 +110,12 @@ static int put_bulk(uint32_t seq, const unsigned char *bulk, size_t bytes)
     return 0;
 }
 
-static CUresult gate(void)
-{
-    if (atomic_load(&kp_shim.forked) || !atomic_load(&kp_shim.ready))
-        return CUDA_ERROR_NOT_INITIALIZED;
-    return CUDA_SUCCESS;
-}
-
 CUresult kp_enter(void)
 {
     struct kp_link *link = &kp_shim.link;
     uint64_t current = kp_current();
     struct kp_context *context;
-    CUresult rc = gate();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -159,7 +152,7 @@ CUresult kp_enter_any(void)
 
 CUresult kp_enter_device(void)
 {
-    CUresult rc = gate();
+    CUresult rc = kp_ready();
 
     if (rc != CUDA_SUCCESS)
         return rc;

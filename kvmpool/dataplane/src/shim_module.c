@@ -6,59 +6,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-static CUresult load(CUmodule *module, const struct kp_image *image, const struct kp_jit *jit)
-{
-    uint64_t handle;
-    CUresult rc = kp_enter();
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if ((handle = kp_object_new(KP_MODULE)) == 0)
-        return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    rc = kp_image_send(KP_OP_module_load, handle, image, jit);
-    if (rc == CUDA_SUCCESS)
-        *module = (CUmodule)(uintptr_t)handle;
-    else
-        kp_object_lose(handle);
-    return rc;
-}
-
-CUresult kp_cuModuleLoadDataEx(CUmodule *module, const void *data, unsigned int count, CUjit_option *options, void **values)
+/* `path` NULL: what is at `data`. */
+static CUresult load(CUmodule *module, const void *data, const char *path, unsigned count, const CUjit_option *options, void **values)
 {
     struct kp_image image;
     struct kp_jit jit;
-    CUresult rc;
+    CUresult rc = module == NULL ? CUDA_ERROR_INVALID_VALUE : kp_image_open(&image, data, path, &jit, count, options, values);
 
-    if (module == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if ((rc = kp_jit_read(&jit, count, options, values)) != CUDA_SUCCESS || (rc = kp_image_find(&image, data)) != CUDA_SUCCESS)
+    if (rc != CUDA_SUCCESS)
         return rc;
-    rc = load(module, &image, &jit);
+    if ((rc = kp_enter()) == CUDA_SUCCESS)
+        rc = kp_image_load(KP_OP_module_load, kp_object_new(KP_MODULE), &image, &jit, (void **)module);
     kp_image_drop(&image);
     return rc;
+}
+
+CUresult kp_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options, void **values)
+{
+    return load(module, image, NULL, count, options, values);
 }
 
 CUresult kp_cuModuleLoadData(CUmodule *module, const void *image)
 {
-    return kp_cuModuleLoadDataEx(module, image, 0, NULL, NULL);
+    return load(module, image, NULL, 0, NULL, NULL);
 }
 
 CUresult kp_cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
 {
-    return kp_cuModuleLoadDataEx(module, fatCubin, 0, NULL, NULL);
+    return load(module, fatCubin, NULL, 0, NULL, NULL);
 }
 
 CUresult kp_cuModuleLoad(CUmodule *module, const char *fname)
 {
-    struct kp_image image;
-    struct kp_jit jit = {0};
-    CUresult rc = module == NULL ? CUDA_ERROR_INVALID_VALUE : kp_image_read(&image, fname);
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    rc = load(module, &image, &jit);
-    kp_image_drop(&image);
-    return rc;
+    return fname == NULL ? CUDA_ERROR_INVALID_VALUE : load(module, NULL, fname, 0, NULL, NULL);
 }
 
 static uint32_t param_bytes(const struct kp_function_info *info)

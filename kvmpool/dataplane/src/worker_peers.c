@@ -27,7 +27,6 @@ static void do_status(struct worker *worker, struct worker_peer *peer)
 {
     static char text[KP_CONTROL_MAX];
     struct kp_json json;
-    int length;
 
     kp_json_begin(&json, text, sizeof(text));
     kp_json_object(&json, NULL);
@@ -56,11 +55,7 @@ static void do_status(struct worker *worker, struct worker_peer *peer)
     kp_confine_report(&worker->options.confine, &json);
     worker_sessions_report(worker, &json);
     kp_json_object_end(&json);
-    length = kp_json_end(&json);
-    if (length < 0)
-        kp_control_say(peer->watch.fd, "ERROR the status does not fit a message");
-    else
-        kp_control_send(peer->watch.fd, text, (size_t)length, -1);
+    kp_control_answer(peer->watch.fd, &json);
 }
 
 static void do_stop(struct worker *worker, struct worker_peer *peer)
@@ -102,13 +97,10 @@ static void do_keepalive(struct worker *worker, struct worker_peer *peer)
 static void do_session(struct worker *worker, struct worker_peer *peer)
 {
     struct kp_hello hello;
-    int type = 0, fd = message.passed_fd;
-    socklen_t size = sizeof(type);
+    int fd = kp_control_stream(&message);
 
     (void)peer;
-    message.passed_fd = -1;
-    if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) || type != SOCK_STREAM ||
-        kp_hello_check(message.payload, message.payload_length, &hello) || strcmp(hello.claim, worker->options.claim)) {
+    if (fd < 0 || kp_hello_check(message.payload, message.payload_length, &hello) || strcmp(hello.claim, worker->options.claim)) {
         worker->refused_protocol++;
         kp_log_rated(&worker->rate, KP_WARNING, "session refused: not a guest's socket with a hello for this claim");
         if (fd >= 0) {
@@ -186,16 +178,12 @@ static struct worker_peer *place_for_peer(struct worker *worker)
 static void on_listener(struct kp_watch *watch, uint32_t events)
 {
     struct worker_peer *peer;
-    int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = kp_control_accept(watch->fd);
 
     (void)events;
+    the_worker->refused_peer += fd == -EACCES;
     if (fd < 0)
         return;
-    if (!kp_peer_allowed(fd)) {
-        the_worker->refused_peer++;
-        close(fd);
-        return;
-    }
     peer = place_for_peer(the_worker);
     peer->watch = (struct kp_watch){ .on_event = on_peer, .fd = fd };
     peer->kind = PEER_NEW;

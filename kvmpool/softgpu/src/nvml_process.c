@@ -3,14 +3,10 @@
 
 #include <string.h>
 
-#define NO_INSTANCE 0xffffffffu
-
-struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
-struct process_v1 { unsigned pid; unsigned long long memory; };
 struct sample { unsigned pid; unsigned long long timestamp_us; unsigned sm, memory, encoder, decoder; };
 
-/* Copy out the living as a v1 or v2 record each. */
-static nvmlReturn_t list(void *handle, unsigned *count, void *out, bool instances)
+/* The living. */
+static nvmlReturn_t list(void *handle, unsigned *count, void *out, bool v1)
 {
 	unsigned found = 0;
 
@@ -18,31 +14,11 @@ static nvmlReturn_t list(void *handle, unsigned *count, void *out, bool instance
 	for (int i = 0; i < SG_SLOTS; i++) {
 		if (!sg_slot_alive(&device->map, i))
 			continue;
-		const struct sg_slot *slot = &card->slots[i];
-		if (found < *count && out && instances)
-			((struct process *)out)[found] = (struct process){slot->pid, slot->memory_bytes, NO_INSTANCE, NO_INSTANCE};
-		else if (found < *count && out)
-			((struct process_v1 *)out)[found] = (struct process_v1){slot->pid, slot->memory_bytes};
+		if (found < *count && out)
+			nvml_process_put(out, found, v1, card->slots[i].pid, card->slots[i].memory_bytes);
 		found++;
 	}
-	bool fits = found <= *count && (out || !found);
-	*count = found;
-	return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
-}
-
-NV_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *out)
-{
-	return list(handle, count, out, true);
-}
-
-NV_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, void *out)
-{
-	return list(handle, count, out, true);
-}
-
-NV_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *out)
-{
-	return list(handle, count, out, false);
+	return nvml_process_end(count, out, found);
 }
 
 static nvmlReturn_t none(void *handle, unsigned *count)
@@ -52,19 +28,7 @@ static nvmlReturn_t none(void *handle, unsigned *count)
 	return NVML_SUCCESS;
 }
 
-#define NONE(name) \
-	NV_API nvmlReturn_t name(void *handle, unsigned *count, void *out) \
-	{ \
-		(void)out; \
-		return none(handle, count); \
-	}
-
-NONE(nvmlDeviceGetGraphicsRunningProcesses)
-NONE(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NONE(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NONE(nvmlDeviceGetMPSComputeRunningProcesses)
-NONE(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NONE(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NVML_PROCESS_LISTS(NV_API)
 
 static unsigned living(const struct nv_device *device)
 {
