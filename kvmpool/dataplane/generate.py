@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[2])  # meson runs this file itself, before anything is installed
 
-from kvmpool.dataplane import calltable, emit_session, emit_shim  # noqa: E402
+from kvmpool.dataplane import calltable, emit_roundtrip, emit_session, emit_shim  # noqa: E402
 
 OUTPUTS = {
     "calls.h": emit_session.op_header,
@@ -16,6 +16,7 @@ OUTPUTS = {
     "shim_exports.c": emit_shim.exports,
     "session_driver.h": emit_session.driver_header,
     "session_handlers.c": emit_session.handlers,
+    "roundtrip_cases.c": emit_roundtrip.cases,
 }
 
 

@@ -31,7 +31,8 @@ WAYS = ("plain", "checked", "checked socket")  # a flavour, over shared memory u
 
 def build(flavour: str) -> Path:
     """A folder with guest, session_host, shim/libcuda.so.1 and stub/libcuda.so.1; built once per source."""
-    generators = [DATAPLANE / name for name in ("calls.toml", "calltable.py", "emit_shim.py", "emit_session.py")]
+    emitters = ("emit_roundtrip.py", "emit_session.py", "emit_shim.py")
+    generators = [DATAPLANE / name for name in ("calls.toml", "calltable.py", *emitters)]
     ours = [file for file in SOURCES.glob("*.[ch]") if not file.stem.startswith(("relay", "worker", "acceptor"))]
     natives = [NATIVE / name for name in (*GUEST, "guest.h", "bench_guest.c", "session_host.c", "stub_driver.c")]
     digest = hashlib.sha256(

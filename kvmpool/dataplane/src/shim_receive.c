@@ -25,7 +25,7 @@ static ssize_t more(struct kp_link *link, void *to, size_t room)
     return n < 0 ? -errno : n;
 }
 
-/* Takes `bytes` off the stream into `to`, or nowhere where `to` is NULL. Only the reader calls this. */
+/* Takes `bytes` off the stream. Only the reader calls this. */
 static int take(struct kp_link *link, void *to, size_t bytes)
 {
     unsigned char *at = to;
@@ -33,15 +33,13 @@ static int take(struct kp_link *link, void *to, size_t bytes)
     while (bytes > 0) {
         if (link->in_at < link->in_end) {
             size_t n = link->in_end - link->in_at < bytes ? link->in_end - link->in_at : bytes;
-            if (at != NULL) {
-                memcpy(at, link->in + link->in_at, n);
-                at += n;
-            }
+            memcpy(at, link->in + link->in_at, n);
+            at += n;
             link->in_at += n;
             bytes -= n;
             continue;
         }
-        int direct = at != NULL && bytes >= sizeof link->in;
+        int direct = bytes >= sizeof link->in;
         ssize_t n = more(link, direct ? at : link->in, direct ? bytes : sizeof link->in);
         if (n <= 0)
             return n == 0 ? -ECONNRESET : (int)n;
@@ -100,11 +98,11 @@ static int take_reply(struct kp_link *link, struct kp_waiter *waiter, uint32_t l
     } else if (rc == 0 && head.result == CUDA_SUCCESS) {
         rc = -EPROTO;
     }
+    if (rc == 0 && length > answer->room) /* both halves are of one build: nothing is longer than was asked for */
+        rc = -EPROTO;
     if (rc == 0 && length > 0) {
-        answer->got = length < answer->room ? length : answer->room;
-        rc = take(link, answer->bytes, answer->got);
-        if (rc == 0)
-            rc = take(link, NULL, length - answer->got);
+        answer->got = length;
+        rc = take(link, answer->bytes, length);
     }
     if (rc == 0 && head.result == CUDA_SUCCESS && waiter->bulk_got != answer->bulk_bytes)
         rc = -EPROTO;
