@@ -22,6 +22,7 @@ typedef struct CUarray_st *CUarray;
 typedef struct CUlib_st *CUlibrary;
 typedef struct CUkern_st *CUkernel;
 typedef struct CUlinkState_st *CUlinkState;
+typedef struct CUgreenCtx_st *CUgreenCtx; /* there are none here */
 
 typedef int CUdevice_attribute;
 typedef int CUfunction_attribute;

@@ -18,6 +18,15 @@ CUresult kp_cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
     return kp_leave(CUDA_SUCCESS);
 }
 
+CUresult kp_cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
+{
+    CUresult rc = kp_cuStreamGetCtx(hStream, pCtx);
+
+    if (rc == CUDA_SUCCESS && pGreenCtx != NULL)
+        *pGreenCtx = NULL; /* there are no green contexts here */
+    return rc;
+}
+
 CUresult kp_cuStreamGetDevice(CUstream hStream, CUdevice *device)
 {
     CUcontext context;
