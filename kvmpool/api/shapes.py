@@ -87,7 +87,9 @@ class ClaimBody(TypedDict):
     host: str
     mode: str
     memory_mib: int
-    compute_percent: int
+    memory_limit_mib: int
+    compute_percent: int  # 0: best effort
+    compute_limit_percent: int  # 100: none
     priority: int
     preemptible: bool
     on_failure: str
@@ -112,8 +114,10 @@ class BindingBody(TypedDict):
     card_id: str
     card_host: str
     memory_mib: int
+    memory_limit_mib: int
     memory_used_mib: int  # as its worker says; 0 where no worker answers
-    compute_percent: int
+    compute_percent: int  # 0: best effort
+    compute_limit_percent: int  # 100: none
     sessions: int
     transports: list[str]  # of its sessions: shm, unix, tcp, vsock
     worker: str  # address

@@ -9,7 +9,17 @@ import click
 
 from kvmpool.api.client import Client
 from kvmpool.cli.complete import bindings as complete_bindings
-from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
+from kvmpool.cli.output import (
+    Column,
+    column,
+    compute,
+    memory,
+    mib,
+    output_option,
+    print_fields,
+    print_rows,
+    print_value,
+)
 
 BINDING_COLUMNS = (
     column("BINDING", "label"),
@@ -52,8 +62,8 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Phase", body["phase"]),
         ("Reason", body["reason"] or "-"),
         ("Card", f"{body['card']} ({body['card_id']})"),
-        ("Memory", f"{mib(body['memory_mib'])}, {mib(body['memory_used_mib'])} used"),
-        ("Compute", f"{body['compute_percent']} %" if body["compute_percent"] else "best effort"),
+        ("Memory", f"{memory(body)}, {mib(body['memory_used_mib'])} used"),
+        ("Compute", compute(body)),
         ("Sessions", str(body["sessions"])),
         ("Worker", f"pid {body['worker_pid']}" if body["worker_pid"] else "-"),
         ("Worker's socket", body["worker"] or "-"),

@@ -14,15 +14,25 @@ from kvmpool.api.client import Client
 from kvmpool.cli.complete import claims as complete_claims
 from kvmpool.cli.complete import claims_of_domain as complete_claims_of_domain
 from kvmpool.cli.complete import domains as complete_domains
-from kvmpool.cli.output import Column, column, mib, output_option, print_fields, print_rows, print_value
+from kvmpool.cli.output import (
+    Column,
+    column,
+    compute,
+    memory,
+    mib,
+    output_option,
+    print_fields,
+    print_rows,
+    print_value,
+)
 from kvmpool.errors import ClaimInvalid
 
 CLAIM_COLUMNS = (
     column("CLAIM", "label"),
     column("STATE", "state"),
     column("MODE", "mode", spare=True),
-    Column("MEMORY", lambda r: _memory(r)),
-    Column("COMPUTE", lambda r: f"{r['compute_percent']}%" if r["compute_percent"] else "-", spare=True),
+    Column("MEMORY", lambda r: mib(r["memory_mib"]) if r["memory_mib"] else "-"),
+    Column("COMPUTE", lambda r: _share(r), spare=True),
     column("BINDING", "binding"),
     column("CARD", "card"),
     column("REASON", "reason", note=True),
@@ -63,6 +73,7 @@ def show(claim_name: str, output: str) -> None:
 @click.option("--mode", type=click.Choice(["vgpu", "passthrough", "any"]), default="vgpu", show_default=True)
 @click.option("--memory", help="Guaranteed GPU memory: MiB, or with a unit (512MiB, 4GiB). Required for vgpu.")
 @click.option("--compute", help="Guaranteed percent of a card's compute, 1-100. Without it: best effort.")
+@click.option("--compute-limit", help="Most percent of a card's compute it ever gets, 1-100; 100 where not given.")
 @click.option("--priority", help="0-100; 50 where not given.")
 @click.option("--set", "extra", multiple=True, metavar="KEY=VALUE", help="Any other attribute of <claim>; repeatable.")
 def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str | None) -> None:
@@ -98,13 +109,18 @@ def remove(domain: str, name: str) -> None:
 
 
 def _words(body: dict[str, Any]) -> str:
-    words = [body["mode"], _memory(body)] if body["memory_mib"] else [body["mode"]]
+    words = [body["mode"], *([memory(body)] if body["memory_mib"] else [])]
+    if body["compute_percent"] or body["compute_limit_percent"] < 100:
+        words.append(f"compute {compute(body)}")
     return ", ".join(words) + (f"; {body['reason']}" if body["reason"] else "")
 
 
-def _memory(body: Any) -> str:
-    """What it asks for; a passthrough claim gets a whole card, whatever that has."""
-    return mib(body["memory_mib"]) if body["memory_mib"] else "-"
+def _share(body: Any) -> str:
+    """In a list: what it is sure of, and up to what where that has an end."""
+    sure, limit = body["compute_percent"], body["compute_limit_percent"]
+    if limit < 100:
+        return f"{sure}-{limit}%" if sure < limit else f"{limit}%"
+    return f"{sure}%" if sure else "-"
 
 
 def claim_path(claim_name: str) -> str:
@@ -123,8 +139,8 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Reason", body["reason"] or "-"),
         ("Host", body["host"] or "-"),
         ("Mode", body["mode"]),
-        ("Memory", _memory(body)),
-        ("Compute", f"{body['compute_percent']} %" if body["compute_percent"] else "best effort"),
+        ("Memory", memory(body)),
+        ("Compute", compute(body)),
         ("Priority", f"{body['priority']}{', preemptible' if body['preemptible'] else ''}"),
         ("On failure", body["on_failure"]),
         ("Binding", body["binding"] or "-"),

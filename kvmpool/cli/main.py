@@ -22,9 +22,7 @@ from kvmpool.errors import DeadlinePassed, KvmpoolError, NotFound, Refused, Unre
 _COMPLETE = "_KVMPOOL_COMPLETE"
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell tells it
 
-_EPILOG = (
-    "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 6 unreachable, 7 timed out, 130 interrupted."
-)
+_EPILOG = "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 6 unreachable, 7 timed out, 130 interrupted."
 
 _COMMANDS = {
     "status": ("kvmpool.cli.status", "The pool at a glance."),

@@ -139,6 +139,20 @@ def mib(value: int) -> str:
     return f"{value}MiB"
 
 
+def compute(body: Mapping[str, Any]) -> str:
+    """What a claim or a binding may use of a card's compute, in words."""
+    share = f"{body['compute_percent']} %" if body["compute_percent"] else "best effort"
+    return share + (f", at most {body['compute_limit_percent']} %" if body["compute_limit_percent"] < 100 else "")
+
+
+def memory(body: Mapping[str, Any]) -> str:
+    """Likewise of memory; "-" for a passthrough claim, which gets a whole card, whatever that has."""
+    if not body["memory_mib"]:
+        return "-"
+    more = body["memory_limit_mib"] > body["memory_mib"]
+    return mib(body["memory_mib"]) + (f", at most {mib(body['memory_limit_mib'])}" if more else "")
+
+
 def age(seconds: float) -> str:
     """A time that has passed, in the two largest units that say something."""
     days, rest = divmod(int(seconds), 86400)

@@ -18,7 +18,7 @@ from tests.api.pool import Pool
 
 PID, UID, GID = 4711, 1000, 1001
 PEER = Peer(PID, UID, GID)
-ASKED = {"memory": "4GiB", "compute": "30"}
+ASKED = {"memory": "4GiB", "compute": "30", "compute_limit": "60"}
 
 
 class Places:
@@ -67,7 +67,7 @@ def test_the_process_that_asks_gets_a_served_claim_and_what_it_needs_to_reach_it
         [claim] = rows.claims.values()
         [binding] = rows.bindings.values()
         assert (binding.phase, claim.pointed) == (Phase.READY, binding.generation)
-        assert (binding.memory_mib, binding.compute_percent) == (4096, 30)
+        assert (binding.memory_mib, binding.compute_percent, binding.compute_limit_percent) == (4096, 30, 60)
         assert body["endpoint"] == claim.endpoint == f"unix:/run/{body['uuid']}/cuda.sock"
         assert body["token"] == f"token of {body['uuid']}"
         assert body["binding"] == binding.label == f"run-{PID}/gpu0#1"

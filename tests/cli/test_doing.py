@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ from kvmpool.api.client import Client
 from kvmpool.core.model import Breaker
 from kvmpool.daemon.ledger import Change
 from kvmpool.sim.world import Condition
-from tests.api.pool import Pool
+from tests.api.pool import Pool, xml
 from tests.cli.served import Served, command, kvmpool
 
 CARD = "h0/0000:41:00.0"
@@ -40,6 +42,8 @@ CARD = "h0/0000:41:00.0"
         (["claim", "add", "vm3"], 4, "memory is missing"),
         (["claim", "add", "vm3", "--memory", "-1"], 4, 'memory="-1" is not allowed'),
         (["claim", "add", "vm3", "--memory", "4XB"], 4, "Next: kvmpool claim add --help"),
+        (["claim", "add", "vm3", "--memory", "1", "--compute-limit", "0"], 4, 'compute_limit="0" is not allowed'),
+        (["claim", "add", "vm3", "--memory", "1", "--compute", "60", "--compute-limit", "50"], 4, "Allowed: 60 to 100"),
         (["claim", "add", "vm3", "--memory", "1", "--set", "colour=red"], 4, 'attribute "colour" is unknown'),
     ],
 )
@@ -168,7 +172,7 @@ def test_a_dead_card_is_restored_by_a_persons_word(alone: Served) -> None:
 
 def test_a_claim_is_added_listed_and_removed(alone: Served) -> None:
     ran = kvmpool("claim", "add", "vm3", "--memory", "2GiB", "--compute", "25", "--set", "priority=70")
-    assert ran.out == "vm3/gpu0 added: vgpu, 2GiB. Next: virsh start vm3\n"
+    assert ran.out == "vm3/gpu0 added: vgpu, 2GiB, compute 25 %. Next: virsh start vm3\n"
     assert "priority: 70\n" in kvmpool("claim", "show", "vm3/gpu0", "-o", "yaml").out
     assert kvmpool("claim", "remove", "vm3").out == "vm3/gpu0 removed\n"
     later = kvmpool("claim", "add", "vm0", "--name", "gpu1", "--memory", "64")
@@ -179,6 +183,42 @@ def test_a_claim_is_added_listed_and_removed(alone: Served) -> None:
     assert "not supported yet" in whole.out
     assert "Next:" not in whole.out
     assert "not supported yet" in kvmpool("claim", "add", "vm0", "--name", "gpu2", "--mode", "passthrough").out
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "share"),
+    [
+        (["--compute", "25", "--compute-limit", "50"], "25 %, at most 50 %", "25-50%"),
+        (["--compute-limit", "50"], "best effort, at most 50 %", "0-50%"),
+        (["--compute", "50", "--compute-limit", "50"], "50 %, at most 50 %", "50%"),
+        (["--compute", "50", "--compute-limit", "100"], "50 %", "50%"),
+        ([], "best effort", "-"),
+    ],
+)
+def test_a_compute_limit_is_shown_wherever_its_claim_is(
+    alone: Served, given: list[str], words: str, share: str
+) -> None:
+    added = kvmpool("claim", "add", "vm3", "--memory", "2GiB", *given).out
+    assert added == f"vm3/gpu0 added: vgpu, 2GiB{f', compute {words}' if given else ''}. Next: virsh start vm3\n"
+    assert re.search(rf"^Compute: +{words}$", kvmpool("claim", "show", "vm3/gpu0").out, re.M)
+    assert re.search(rf"^vm3/gpu0 .* {share} ", kvmpool("claim", "list").out, re.M)
+    body = json.loads(kvmpool("claim", "show", "vm3/gpu0", "-o", "json").out)
+    assert body["compute_limit_percent"] == (int(given[-1]) if given else 100)
+    assert body["memory_limit_mib"] == body["memory_mib"] == 2048
+
+
+def test_a_binding_shows_the_limits_of_its_claim(alone: Served) -> None:
+    claim = 'name="gpu0" mode="vgpu" memory="1024" compute="20" compute_limit="40"'
+    domain = xml(claim, name="vm5", uuid="9f1c2d3e-0000-4000-8000-000000000005")
+
+    async def start(pool: Pool) -> None:
+        pool.define(domain, running=True)
+        await pool.call("prepare", domain, "vm5")
+
+    alone.story(start)
+    assert re.search(r"^Compute: +20 %, at most 40 %$", kvmpool("binding", "show", "vm5/gpu0").out, re.M)
+    body = json.loads(kvmpool("binding", "show", "vm5/gpu0", "-o", "json").out)
+    assert (body["compute_limit_percent"], body["memory_limit_mib"]) == (40, 1024)
 
 
 def test_an_open_breaker_is_named_in_the_status_and_closed(alone: Served) -> None:
