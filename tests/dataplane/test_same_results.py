@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.remote import Remote, remote
+from kvmpool.lab import images
+from tests.dataplane.plane import VIRTUAL_UUID
+from tests.dataplane.remote import MEMORY_MIB, Remote, remote
 from tests.dataplane.shim import NATIVE, SOURCES
 from tests.softgpu.nvrtc import ptx
 
@@ -94,6 +97,33 @@ def test_same_results(place: Remote, program: list[Path], case: str, way: str) -
     assert guest.code == 0
 
 
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guest's own programs, as the lab has them."""
+    folder = tmp_path_factory.mktemp("samples")
+    for path in images.programs():
+        shutil.copy2(path, folder)
+    return folder
+
+
+OWN = ("uuid: ", "pci: ", "memory ")  # of the claim, not of the card
+TIMES = ("kernel time: ",)
+
+
+@pytest.mark.parametrize("way", ["1", "0"], ids=["shm", "socket"])
+@pytest.mark.parametrize("name", ["deviceQuery", "vectorAdd", "matrixMul"])
+def test_same_results_of_the_samples(place: Remote, samples: Path, name: str, way: str) -> None:
+    direct, guest = place.direct([samples / name]), place.guest([samples / name], KVMPOOL_SHM=way)
+    assert (direct.code, direct.errors, guest.code, guest.errors) == (0, "", 0, "")
+    assert f"{name}: PASS" in direct.out
+    same = [[line for line in done.lines if not line.startswith(OWN + TIMES)] for done in (direct, guest)]
+    assert same[0] == same[1]
+    if name == "deviceQuery":
+        told = dict(line.split(": ", 1) for line in guest.lines)
+        assert told["uuid"] == f"GPU-{VIRTUAL_UUID}"
+        assert (told["pci"], told["memory MiB"]) == ("0000:c0:00.0", str(MEMORY_MIB))
+
+
 def test_with_kvmpool_sync_a_fault_is_of_the_launch_that_made_it(place: Remote, program: list[Path]) -> None:
     told = place.guest([*program, "faults"], KVMPOOL_SYNC="1").lines
     assert told[0] == "launch=700"
@@ -110,6 +140,15 @@ def test_a_training_step_costs_one_round_trip(place: Remote, program: list[Path]
     assert 4900 <= calls <= 5300, "in the proportions that were measured on real stacks"
     assert 0.93 <= 1 - sent / calls <= 0.97
     assert warm.stats["round_trips"] - cold.stats["round_trips"] == 1
+
+
+def test_an_allocation_costs_one_round_trip_at_most(place: Remote, program: list[Path]) -> None:
+    """Of each kind: its address and what was free are the shim's, but whether the claim has room the worker's."""
+    none, many = (place.guest([*program, "allocations"], ALLOCATIONS=n) for n in ("0", "100"))
+    assert none.code == many.code == 0, many
+    made = int(many.lines[0].split("=")[1])
+    assert made == 300
+    assert 0 < many.stats["round_trips"] - none.stats["round_trips"] <= made
 
 
 def test_of_a_fatbin_only_what_the_card_can_use_is_sent(place: Remote, program: list[Path]) -> None:

@@ -611,6 +611,25 @@ static void case_step(void)
     say("calls", calls);
 }
 
+/* Allocated and freed again, in each way that there is, with every size used at once. */
+static void case_allocations(void)
+{
+    int wanted = atoi(getenv("ALLOCATIONS")), made = 0;
+    size_t pitch;
+
+    for (int i = 0; i < wanted; i++) {
+        CUdeviceptr small, large, pitched;
+        must(cuMemAlloc_v2, &small, (size_t)(1 + i * 77));
+        must(cuMemAlloc_v2, &large, (size_t)(i % 3 + 1) << 21);
+        must(cuMemAllocPitch_v2, &pitched, &pitch, (size_t)300, (size_t)(1 + i), 4u);
+        must(cuMemFree_v2, small);
+        must(cuMemFree_v2, large);
+        must(cuMemFree_v2, pitched);
+        made += 3;
+    }
+    say("allocations", made);
+}
+
 /* A kernel's fault: when it is told, by whom, with which code, and that it stays. */
 static void case_faults(void)
 {
@@ -676,7 +695,7 @@ int main(int argc, char **argv)
     } cases[] = {
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
         {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
-        {"step", case_step}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
+        {"step", case_step}, {"allocations", case_allocations}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
     };
     const char *wanted = argv[argc - 1];
 

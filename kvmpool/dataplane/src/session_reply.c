@@ -47,6 +47,12 @@ int kp_put(struct kp_server *s, const struct iovec *part, int parts)
     return rc;
 }
 
+/* Where CUDA flushes what kernels printed; see the CUDA C++ programming guide, "Formatted output". */
+static bool fetches_text(const struct kp_op_info *info, uint16_t op)
+{
+    return info->cls == KP_CLASS_BLOCKING || op == KP_OP_context_destroy || op == KP_OP_module_load || op == KP_OP_copy_in;
+}
+
 /* Header, head, numbers and bytes as one piece of memory: one plain send a reply. */
 int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
 {
@@ -68,7 +74,9 @@ int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
     memcpy(whole + sizeof frame + sizeof head, w->out, number_bytes);
     if (w->give_bytes > 0)
         memcpy(whole + sizeof frame + sizeof head + number_bytes, w->give, w->give_bytes);
-    rc = kp_put(s, &(struct iovec){whole, sizeof frame + frame.length}, 1);
+    rc = fetches_text(info, w->op) ? kp_print_give(s, w->seq) : 0;
+    if (rc == 0)
+        rc = kp_put(s, &(struct iovec){whole, sizeof frame + frame.length}, 1);
     if (whole != small)
         free(whole);
     free(w->give);

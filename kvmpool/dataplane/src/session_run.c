@@ -150,7 +150,7 @@ static int welcome(struct kp_server *s, const struct kp_hello *hello)
         snprintf(answer.text, sizeof answer.text, "the guest's libcuda.so.1 is of another build. Next: copy this host's shim into the guest");
     } else {
         answer.status = kp_driver_load(s, answer.text, sizeof answer.text);
-        if (answer.status == 0 && (answer.status = kp_meter_start(s)) != 0)
+        if (answer.status == 0 && ((answer.status = kp_meter_start(s)) != 0 || (answer.status = kp_print_start(s)) != 0))
             snprintf(answer.text, sizeof answer.text, "the host has no thread for the session");
     }
     if (answer.status != 0)
@@ -177,6 +177,7 @@ static struct kp_server *make_server(const struct kp_session *session, int fd, c
     pthread_mutex_init(&s->tx, NULL);
     pthread_mutex_init(&s->queue_lock, NULL);
     pthread_mutex_init(&s->memory_lock, NULL);
+    pthread_mutex_init(&s->print.lock, NULL);
     pthread_cond_init(&s->reaped, NULL);
     pthread_cond_init(&s->buried, NULL);
     pthread_cond_init(&s->queued, NULL);

@@ -62,6 +62,14 @@ struct kp_work {
 };
 
 struct kp_mapping;
+
+/* What kernels printed and nobody fetched, in a ring. */
+struct kp_print {
+    pthread_mutex_t lock;
+    int fd; /* the driver's text comes out here */
+    unsigned char *text; /* KP_PRINT_MAX bytes */
+    size_t at, used;
+};
 struct kp_meter;
 
 /* An allocation that was freed and waits for the work that may use it. */
@@ -115,6 +123,7 @@ struct kp_server {
     struct kp_work *queue, **queue_end;
     unsigned waiters, idle;
     struct kp_asked asked[KP_WAITERS_MAX + 1]; /* the calls that block now; the reader may make one too */
+    struct kp_print print;
     struct kp_meter *meter; /* NULL: nothing is measured */
 };
 
@@ -160,6 +169,10 @@ int kp_meter_start(struct kp_server *s);
 void kp_meter_call(struct kp_server *s, const struct kp_work *w); /* before a call is made; a launch waits for its turn */
 void kp_meter_idle(struct kp_server *s); /* before the reader waits for the guest */
 void kp_meter_forget(struct kp_server *s, const struct kp_home *home); /* before its context is destroyed */
+
+/* session_print.c: kernels' text, which the driver writes to this process's standard output. */
+int kp_print_start(struct kp_server *s);
+int kp_print_give(struct kp_server *s, uint32_t seq); /* all there is, in front of the reply of that seq */
 
 /* session_run.c */
 void kp_session_log(const struct kp_server *s, const char *format, ...) __attribute__((format(printf, 2, 3)));

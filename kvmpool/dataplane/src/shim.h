@@ -1,5 +1,5 @@
-/* The guest's half: what the shim's files share. The shim is a guest in somebody's process: it never prints, never
- * exits, takes no signal and survives fork. Its only global is the connection, `kp_shim` (and each thread's contexts).
+/* The guest's half: what the shim's files share. The shim is a guest in somebody's process: it prints nothing of
+ * its own, never exits, takes no signal and survives fork. Its only global is the connection, `kp_shim` (and each thread's contexts).
  */
 #ifndef KVMPOOL_SHIM_H
 #define KVMPOOL_SHIM_H
@@ -137,6 +137,8 @@ struct kp_waiter {
     CUresult result;
     size_t bulk_got;
     struct kp_answer *answer;
+    char *printed; /* by kernels: written by the thread that waits, so that only it stands still where stdout does */
+    size_t printed_bytes;
     pthread_cond_t woken;
     struct kp_waiter *next;
 };

@@ -8,6 +8,8 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -84,6 +86,29 @@ static int take_data(struct kp_link *link, struct kp_waiter *waiter, uint32_t le
     return rc;
 }
 
+/* What kernels printed. Where memory is short it is lost, as it is on a card whose buffer overflows. */
+static int take_printed(struct kp_link *link, struct kp_waiter *waiter, uint32_t length)
+{
+    char *more;
+    int rc;
+
+    if (length > KP_PRINT_MAX - waiter->printed_bytes)
+        return -EPROTO;
+    if ((more = realloc(waiter->printed, waiter->printed_bytes + length + 1)) == NULL)
+        return take(link, NULL, length);
+    waiter->printed = more;
+    rc = take(link, more + waiter->printed_bytes, length);
+    waiter->printed_bytes += rc == 0 ? length : 0;
+    return rc;
+}
+
+static void print(struct kp_waiter *waiter)
+{
+    fwrite(waiter->printed, 1, waiter->printed_bytes, stdout);
+    fflush(stdout);
+    free(waiter->printed);
+}
+
 static int take_reply(struct kp_link *link, struct kp_waiter *waiter, uint32_t length)
 {
     struct kp_answer *answer = waiter->answer;
@@ -131,6 +156,8 @@ static int take_frame(struct kp_link *link)
         return -EPROTO;
     if (frame.op == KP_OP_DATA)
         return take_data(link, waiter, frame.length);
+    if (frame.op == KP_OP_PRINTED)
+        return take_printed(link, waiter, frame.length);
     return frame.op == KP_OP_REPLY ? take_reply(link, waiter, frame.length) : -EPROTO;
 }
 
@@ -196,5 +223,7 @@ CUresult kp_await(struct kp_waiter *waiter)
     forget(link, waiter);
     pthread_mutex_unlock(&link->rx);
     pthread_cond_destroy(&waiter->woken);
+    if (waiter->printed != NULL)
+        print(waiter);
     return waiter->result;
 }
