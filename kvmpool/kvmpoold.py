@@ -201,6 +201,7 @@ def _confinement(keys: DataplaneSection) -> Confinement:
         memory_mib=keys.session_memory_mib,
         tasks=keys.session_tasks,
         cpus=keys.session_cpus,
+        pinned_mib=keys.pinned_mib,
         launch_timeout_s=keys.launch_timeout_s,
         mps=keys.mps,
     )

@@ -119,6 +119,8 @@ def binding_body(look: Look, binding: Binding) -> BindingBody:
         memory_mib=binding.memory_mib,
         memory_limit_mib=binding.memory_limit_mib,
         memory_used_mib=worker.memory_used_mib if worker else 0,
+        pinned_mib=worker.pinned_mib if worker else 0,
+        pinned_used_mib=worker.pinned_used_mib if worker else 0,
         compute_percent=binding.compute_percent,
         compute_limit_percent=binding.compute_limit_percent,
         sessions=worker.sessions if worker else 0,

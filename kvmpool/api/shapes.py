@@ -116,6 +116,8 @@ class BindingBody(TypedDict):
     memory_mib: int
     memory_limit_mib: int
     memory_used_mib: int  # as its worker says; 0 where no worker answers
+    pinned_mib: int  # page-locked host memory that the guest may have; likewise
+    pinned_used_mib: int
     compute_percent: int  # 0: best effort
     compute_limit_percent: int  # 100: none
     sessions: int

@@ -63,6 +63,7 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Reason", body["reason"] or "-"),
         ("Card", f"{body['card']} ({body['card_id']})"),
         ("Memory", f"{memory(body)}, {mib(body['memory_used_mib'])} used"),
+        ("Page-locked", f"{mib(body['pinned_mib'])}, {mib(body['pinned_used_mib'])} used"),
         ("Compute", compute(body)),
         ("Sessions", str(body["sessions"])),
         ("Worker", f"pid {body['worker_pid']}" if body["worker_pid"] else "-"),

@@ -64,6 +64,8 @@ class WorkerSeen:
     pid: int
     sessions: int = 0
     memory_used_mib: int = 0
+    pinned_mib: int = 0  # page-locked host memory that its claim may have
+    pinned_used_mib: int = 0
     relay_connected: bool = False
     card: CardId | None = None
     transports: tuple[str, ...] = ()  # of its sessions: shm, unix, tcp, vsock

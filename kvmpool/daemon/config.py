@@ -86,6 +86,7 @@ class DataplaneSection:
     session_memory_mib: int = _number(8192, 0, 1 << 30)
     session_tasks: int = _number(1024, 0, 1 << 20)
     session_cpus: int = _number(0, 0, 1 << 16)
+    pinned_mib: int = _number(0, 0, 1 << 30)
     launch_timeout_s: float = _number(0.0, 0.0, 86400.0)
     mps: bool = False
 

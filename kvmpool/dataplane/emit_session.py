@@ -112,6 +112,8 @@ def _argument(
             return f"&{arg.name}"
         case Kind.NEW:
             declare.append(f"    {arg.pointee} {arg.name} = NULL;")
+            room = f"kp_may_adopt(s, w->in[{numbers[arg.name]}], KP_{arg.object.upper()})"
+            before.append(f"    if ((rc = {room}) != CUDA_SUCCESS)\n        return rc;")
             adopt = f"kp_adopt(s, w, w->in[{numbers[arg.name]}], KP_{arg.object.upper()}, {arg.name})"
             after.append(f"    if (rc == CUDA_SUCCESS)\n        rc = {adopt};")
             return f"&{arg.name}"

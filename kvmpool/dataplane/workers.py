@@ -34,6 +34,7 @@ class Confinement:
     tasks: int = 0
     cpus: int = 0
     launch_timeout_s: float = 0.0
+    pinned_mib: int = 0  # page-locked host memory of a claim; 0: as much as its memory on the card
     mps: bool = False  # the card divides itself: a hard limit is MPS's, and nobody takes turns
 
 
@@ -136,6 +137,7 @@ class ProcessWorkers:
             "--compute-limit", str(binding.compute_limit_percent),
             "--virtual-uuid", str(virtual_uuid(binding.claim)), "--virtual-pci", virtual_pci(binding.claim),
             "--card-deadline-ms", str(round(self._card_s * 1000)),
+            "--pinned-mib", str(self._confinement.pinned_mib),
             "--session-memory-mib", str(self._confinement.memory_mib),
             "--session-tasks", str(self._confinement.tasks), "--session-cpus", str(self._confinement.cpus),
             "--launch-timeout-ms", str(round(self._confinement.launch_timeout_s * 1000)),
@@ -174,6 +176,8 @@ class ProcessWorkers:
             pid=who.pid,
             sessions=int(seen.get("sessions", 0)),
             memory_used_mib=int(seen.get("memory_used", 0)) >> 20,
+            pinned_mib=int(seen.get("pinned_limit", 0)) >> 20,
+            pinned_used_mib=int(seen.get("pinned_used", 0)) >> 20,
             transports=tuple(sorted(str(each.get("transport")) for each in seen.get("processes", []))),
             relay_connected=bool(seen.get("relay_connected")),
             card=CardId(seen["card"]) if "card" in seen else None,

@@ -239,8 +239,11 @@ class Plane:
         place = self.processes.index(process)
         return next(self.folder.glob(f"*.{place}.log")).read_text()
 
-    def worker(self, generation: int = 1, claim: str = "gpu0", memory_mib: int = 64) -> subprocess.Popen[bytes]:
-        return self.spawn("kvmpool-worker", *self.worker_options(generation, claim, memory_mib))[0]
+    def worker(
+        self, generation: int = 1, claim: str = "gpu0", memory_mib: int = 64, pinned_mib: int = 0
+    ) -> subprocess.Popen[bytes]:
+        options = [*self.worker_options(generation, claim, memory_mib), "--pinned-mib", str(pinned_mib)]
+        return self.spawn("kvmpool-worker", *options)[0]
 
     def worker_options(self, generation: int = 1, claim: str = "gpu0", memory_mib: int = 64) -> list[str]:
         return [

@@ -94,7 +94,9 @@ def kernel_cache() -> Path:
 
 
 @contextmanager
-def remote(folder: Path, memory_mib: int = MEMORY_MIB) -> Iterator[Remote]:
+def remote(
+    folder: Path, memory_mib: int = MEMORY_MIB, pinned_mib: int = 0, claims: tuple[str, ...] = ("gpu0",)
+) -> Iterator[Remote]:
     card = folder / "card"
     card.mkdir()
     (card / "cache").symlink_to(kernel_cache())
@@ -103,9 +105,11 @@ def remote(folder: Path, memory_mib: int = MEMORY_MIB) -> Iterator[Remote]:
     library = str(built("softgpu-cuda").parent)
     plane = Plane(folder, programs, {"LD_LIBRARY_PATH": library, "KVMPOOL_SOFTGPU": str(card)})
     try:
-        plane.worker(memory_mib=memory_mib)
-        plane.relay()
-        assert plane.point() == "OK", "the relay takes the worker"
+        for claim in claims:
+            plane.worker(claim=claim, memory_mib=memory_mib, pinned_mib=pinned_mib)
+        plane.relay(claims=claims)
+        for claim in claims:
+            assert plane.point(claim=claim) == "OK", "the relay takes the worker"
         yield Remote(folder, plane)
     finally:
         plane.end()

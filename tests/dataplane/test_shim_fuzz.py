@@ -26,6 +26,7 @@ SESSION = (
     "session_meter",
     "session_module",
     "session_objects",
+    "session_own",
     "session_observe",
     "session_read",
     "session_wait",

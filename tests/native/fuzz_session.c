@@ -109,6 +109,12 @@ static void empty(struct kp_server *s, struct kp_account *account)
         free(home);
     }
     s->retired = NULL;
+    kp_account_release(account, 0, s->own.charged); /* the contexts were not destroyed, only forgotten */
+    s->own.charged = s->own.known = 0;
+    s->own.contexts = 0;
+    kp_account_unpin(account, 0, kp_account_pinned(account));
+    memset(s->pinned_chunks, 0, sizeof s->pinned_chunks);
+    s->pinned = 0;
     if (kp_account_used(account) != 0)
         abort(); /* what was charged was given back */
     s->home = NULL;

@@ -104,7 +104,7 @@ def test_a_full_card_refuses_memory_until_its_owner_is_killed(root: Path) -> Non
     assert other_card.line() == "0"
     other_card.go_on()
     assert other_card.end() == 0
-    assert [process.memory_bytes >> 20 for process in state.read(root)[0].processes] == [900]
+    assert [process.memory_bytes >> 20 for process in state.read(root)[0].processes] == [900 + 9], "with its context"
     first.kill()
     assert state.read(root)[0].processes == ()
     served = Case(root, "hold", "1000")

@@ -24,7 +24,7 @@ struct kp_account *kp_account_new(uint64_t limit_bytes)
     account = mmap(NULL, sizeof(*account), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (account == MAP_FAILED)
         return NULL;
-    account->limit = limit_bytes;
+    account->limit = account->pinned_limit = limit_bytes;
     return account;
 }
 
@@ -34,48 +34,84 @@ void kp_account_unmap(struct kp_account *account)
         munmap(account, sizeof(*account));
 }
 
-uint64_t kp_account_used(const struct kp_account *account)
+static uint64_t sum_of(const _Atomic uint64_t *slots)
 {
     uint64_t sum = 0;
 
     for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
-        sum += atomic_load(&account->slot[i]);
+        sum += atomic_load(&slots[i]);
     return sum;
 }
 
-static int fits(const struct kp_account *account, uint64_t bytes)
+static int fits(uint64_t limit, const _Atomic uint64_t *slots, uint64_t bytes)
 {
-    uint64_t used = kp_account_used(account);
+    uint64_t used = sum_of(slots);
 
-    return used <= account->limit && bytes <= account->limit - used;
+    return used <= limit && bytes <= limit - used;
 }
 
-int kp_account_charge(struct kp_account *account, unsigned slot, uint64_t bytes)
+static int take(uint64_t limit, _Atomic uint64_t *slots, unsigned slot, uint64_t bytes)
 {
     if (slot >= KP_ACCOUNT_SLOTS)
         return -EINVAL;
     for (int i = 0; i < CHARGE_TRIES; i++) {
         /* Asked before anything is added: a request that cannot fit never shows up in a neighbour's sum. */
-        if (!fits(account, bytes))
+        if (!fits(limit, slots, bytes))
             return -ENOMEM;
-        atomic_fetch_add(&account->slot[slot], bytes);
-        if (fits(account, 0))
+        atomic_fetch_add(&slots[slot], bytes);
+        if (fits(limit, slots, 0))
             return 0;
-        atomic_fetch_sub(&account->slot[slot], bytes);
+        atomic_fetch_sub(&slots[slot], bytes);
         sched_yield();
     }
     return -ENOMEM;
 }
 
-void kp_account_release(struct kp_account *account, unsigned slot, uint64_t bytes)
+static void give(_Atomic uint64_t *slots, unsigned slot, uint64_t bytes)
 {
     uint64_t held;
 
     if (slot >= KP_ACCOUNT_SLOTS)
         return;
-    held = atomic_load(&account->slot[slot]);
-    while (!atomic_compare_exchange_weak(&account->slot[slot], &held, held > bytes ? held - bytes : 0))
+    held = atomic_load(&slots[slot]);
+    while (!atomic_compare_exchange_weak(&slots[slot], &held, held > bytes ? held - bytes : 0))
         ;
+}
+
+uint64_t kp_account_used(const struct kp_account *account)
+{
+    return sum_of(account->slot);
+}
+
+int kp_account_charge(struct kp_account *account, unsigned slot, uint64_t bytes)
+{
+    return take(account->limit, account->slot, slot, bytes);
+}
+
+void kp_account_release(struct kp_account *account, unsigned slot, uint64_t bytes)
+{
+    give(account->slot, slot, bytes);
+}
+
+void kp_account_admit(struct kp_account *account, unsigned slot, uint64_t bytes)
+{
+    if (slot < KP_ACCOUNT_SLOTS)
+        atomic_fetch_add(&account->slot[slot], bytes);
+}
+
+int kp_account_pin(struct kp_account *account, unsigned slot, uint64_t bytes)
+{
+    return take(account->pinned_limit, account->pinned, slot, bytes);
+}
+
+void kp_account_unpin(struct kp_account *account, unsigned slot, uint64_t bytes)
+{
+    give(account->pinned, slot, bytes);
+}
+
+uint64_t kp_account_pinned(const struct kp_account *account)
+{
+    return sum_of(account->pinned);
 }
 
 uint64_t kp_account_clear(struct kp_account *account, unsigned slot)
@@ -83,5 +119,6 @@ uint64_t kp_account_clear(struct kp_account *account, unsigned slot)
     if (slot >= KP_ACCOUNT_SLOTS)
         return 0;
     atomic_store(&account->pid[slot], 0);
+    atomic_store(&account->pinned[slot], 0);
     return atomic_exchange(&account->slot[slot], 0);
 }

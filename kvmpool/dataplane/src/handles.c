@@ -20,12 +20,22 @@ static struct kp_handle *entry_at(struct kp_handles *table, uint32_t index, int 
     return *page == NULL ? NULL : &(*page)[index % KP_HANDLES_PAGE];
 }
 
+int kp_handles_room(const struct kp_handles *table, enum kp_kind kind)
+{
+    static const uint32_t most[KP_KINDS] = {
+        [KP_CONTEXT] = KP_CONTEXT_COUNT_MAX, [KP_STREAM] = KP_STREAM_COUNT_MAX,   [KP_EVENT] = KP_EVENT_COUNT_MAX,
+        [KP_MODULE] = KP_MODULE_COUNT_MAX,   [KP_LIBRARY] = KP_MODULE_COUNT_MAX, [KP_LINK] = KP_MODULE_COUNT_MAX,
+    };
+
+    return most[kind] == 0 || table->live[kind] < most[kind];
+}
+
 uint64_t kp_handles_new(struct kp_handles *table, enum kp_kind kind, void *value, uint64_t parent)
 {
     uint32_t index = table->unused != 0 ? table->unused - 1 : table->end;
     struct kp_handle *entry = index < KP_HANDLES_MAX ? entry_at(table, index, 1) : NULL;
 
-    if (entry == NULL)
+    if (entry == NULL || !kp_handles_room(table, kind))
         return 0;
     if (table->unused != 0)
         table->unused = (uint32_t)(uintptr_t)entry->value;
@@ -35,7 +45,8 @@ uint64_t kp_handles_new(struct kp_handles *table, enum kp_kind kind, void *value
     entry->number = (uint64_t)kind << 48 | (uint64_t)table->serial << 20 | index;
     entry->value = value;
     entry->parent = parent;
-    entry->other = 0;
+    entry->other = entry->note = 0;
+    table->live[kind]++;
     return entry->number;
 }
 
@@ -49,6 +60,9 @@ int kp_handles_put(struct kp_handles *table, uint64_t number, enum kp_kind kind,
         return -ENOMEM;
     if (entry->number != 0)
         return -EPROTO;
+    if (!kp_handles_room(table, kind))
+        return -ENOMEM;
+    table->live[kind]++;
     *entry = (struct kp_handle){.number = number, .parent = parent, .value = value};
     if (index_of(number) >= table->end)
         table->end = index_of(number) + 1;
@@ -81,14 +95,23 @@ void kp_handles_drop(struct kp_handles *table, uint64_t number)
 
     if (entry == NULL || number == 0 || entry->number != number)
         return;
+    table->live[kp_handle_kind(number)]--;
     entry->number = 0;
     entry->parent = entry->other = 0;
     entry->value = (void *)(uintptr_t)table->unused;
     table->unused = index_of(number) + 1;
 }
 
+/* Nothing is ever entered under one of these. */
+static int is_leaf(enum kp_kind kind)
+{
+    return kind == KP_FUNCTION || kind == KP_STREAM || kind == KP_EVENT || kind == KP_KERNEL || kind == KP_LINK;
+}
+
 void kp_handles_drop_children(struct kp_handles *table, uint64_t number, void (*gone)(struct kp_handle *))
 {
+    if (is_leaf(kp_handle_kind(number))) /* a search of all, for each of 65,536 events */
+        return;
     for (uint32_t index = 0; number != 0 && index < table->end; index++) { /* 0 is nobody's number */
         struct kp_handle *entry = entry_at(table, index, 0);
         if (entry == NULL || entry->number == 0 || (entry->parent != number && entry->other != number))

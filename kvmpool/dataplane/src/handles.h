@@ -14,11 +14,19 @@
 
 enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_LIBRARY, KP_KERNEL, KP_LINK, KP_KINDS };
 
+/* How many of a kind may live at once in one session: far more than programs have, few enough that what the driver holds for
+ * each (a stream some KiB on the card and a queue on the host, a context page-locked staging memory) stays bounded. */
+#define KP_CONTEXT_COUNT_MAX 64u
+#define KP_STREAM_COUNT_MAX 4096u
+#define KP_EVENT_COUNT_MAX 65536u
+#define KP_MODULE_COUNT_MAX 16384u /* libraries, modules and linkers, each */
+
 struct kp_handle {
     uint64_t number; /* 0: free */
     uint64_t parent; /* the handle it goes away with, or 0 */
     uint64_t other;  /* likewise: a library's module is also its context's; the owner sets it */
-    void *value;     /* its owner's */
+    uint64_t note;   /* its owner's, 0 at first */
+    void *value;     /* likewise */
 };
 
 struct kp_handles {
@@ -26,9 +34,13 @@ struct kp_handles {
     uint32_t end;    /* first index never used */
     uint32_t unused; /* head of the list of freed indices + 1; 0: empty */
     uint32_t serial;
+    uint32_t live[KP_KINDS]; /* of each kind */
 };
 
-/* A number nobody uses, entered; 0 where the table is full or memory is short. */
+/* False where as many of `kind` live as may. */
+int kp_handles_room(const struct kp_handles *table, enum kp_kind kind);
+
+/* A number nobody uses, entered; 0 where the table is full, there are too many of the kind, or memory is short. */
 uint64_t kp_handles_new(struct kp_handles *table, enum kp_kind kind, void *value, uint64_t parent);
 
 /* Enters a number the other side chose: 0, -EPROTO where it is malformed, of another kind or in use, -ENOMEM. */

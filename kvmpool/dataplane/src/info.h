@@ -13,6 +13,7 @@
 #define KP_LOG_MAX 8192 /* bytes of a compiler's log */
 #define KP_JIT_OPTIONS_MAX 32 /* of one compilation */
 #define KP_BLOCK_SIZES_MAX 1024 /* for which an occupancy callback is asked */
+#define KP_PINNED_PLAIN UINT64_MAX /* page-locked memory that is not in the window's arena, instead of an offset */
 #define KP_TEXT_MAX 4096 /* bytes of a name, with its end */
 
 struct kp_device_info {

@@ -1,4 +1,9 @@
-/* Copies between the card and page-locked memory in the window: none of their bytes is on the way. */
+/* Page-locked memory of the program: what it may have, and copies between the card and such memory in the window, none of whose
+ * bytes is on the way.
+ *
+ * Memory in the window is charged by chunks of the arena, because a chunk is registered as one, and only what is charged is
+ * copied from or to. Memory elsewhere is the guest's own and costs this host nothing; it counts because the program asked for it.
+ */
 #include "session_state.h"
 
 #include <errno.h>
@@ -24,6 +29,77 @@ void kp_arena_leave(struct kp_server *s, struct kp_home *home)
     home->registered = home->tried = 0;
 }
 
+/* The chunks of the arena that these bytes touch; false where they are not in it. */
+static bool chunks_of(const struct kp_server *s, uint64_t offset, uint64_t bytes, unsigned *first, unsigned *end)
+{
+    if (s->window.base == NULL || bytes == 0 || offset > KP_ARENA_BYTES || bytes > KP_ARENA_BYTES - offset)
+        return false;
+    *first = (unsigned)(offset / KP_ARENA_CHUNK);
+    *end = (unsigned)((offset + bytes - 1) / KP_ARENA_CHUNK) + 1;
+    return true;
+}
+
+static void give_chunks(struct kp_server *s, unsigned first, unsigned end)
+{
+    for (unsigned chunk = first; chunk < end; chunk++)
+        if (s->pinned_chunks[chunk] > 0 && --s->pinned_chunks[chunk] == 0)
+            kp_account_unpin(s->session->account, s->session->slot, KP_ARENA_CHUNK);
+}
+
+static int take_chunks(struct kp_server *s, unsigned first, unsigned end)
+{
+    for (unsigned chunk = first; chunk < end; chunk++) {
+        if (s->pinned_chunks[chunk] == 0 && kp_account_pin(s->session->account, s->session->slot, KP_ARENA_CHUNK) != 0) {
+            give_chunks(s, first, chunk);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        s->pinned_chunks[chunk]++;
+    }
+    return CUDA_SUCCESS;
+}
+
+int kp_do_pinned_take(struct kp_server *s, struct kp_work *w)
+{
+    uint64_t bytes = w->in[KP_PINNED_TAKE_BYTES];
+    unsigned first, end;
+
+    if (w->in[KP_PINNED_TAKE_OFFSET] != KP_PINNED_PLAIN)
+        return chunks_of(s, w->in[KP_PINNED_TAKE_OFFSET], bytes, &first, &end) ? take_chunks(s, first, end) : -EPROTO;
+    if (bytes > KP_ACCOUNT_LIMIT_MAX || kp_account_pin(s->session->account, s->session->slot, bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    s->pinned += bytes;
+    return CUDA_SUCCESS;
+}
+
+int kp_do_pinned_give(struct kp_server *s, struct kp_work *w)
+{
+    uint64_t bytes = w->in[KP_PINNED_GIVE_BYTES];
+    unsigned first, end;
+
+    if (w->in[KP_PINNED_GIVE_OFFSET] != KP_PINNED_PLAIN) {
+        if (!chunks_of(s, w->in[KP_PINNED_GIVE_OFFSET], bytes, &first, &end))
+            return -EPROTO;
+        give_chunks(s, first, end);
+        return CUDA_SUCCESS;
+    }
+    if (bytes > s->pinned)
+        return -EPROTO;
+    s->pinned -= bytes;
+    kp_account_unpin(s->session->account, s->session->slot, bytes);
+    return CUDA_SUCCESS;
+}
+
+static bool charged(const struct kp_server *s, uint64_t offset, uint64_t bytes)
+{
+    unsigned first, end;
+
+    if (!chunks_of(s, offset, bytes, &first, &end))
+        return bytes == 0;
+    while (first < end && s->pinned_chunks[first] > 0)
+        first++;
+    return first == end;
+}
+
 static int copy(struct kp_server *s, struct kp_work *w, bool out)
 {
     uint64_t va = w->in[KP_ARENA_IN_VA], left = w->in[KP_ARENA_IN_BYTES], at = w->in[KP_ARENA_IN_OFFSET];
@@ -32,7 +108,7 @@ static int copy(struct kp_server *s, struct kp_work *w, bool out)
 
     if (s->window.base == NULL || at > KP_ARENA_BYTES || left > KP_ARENA_BYTES - at)
         return -EPROTO;
-    if (!kp_memory_holds(s, va, left))
+    if (!charged(s, at, left) || !kp_memory_holds(s, va, left))
         return CUDA_ERROR_INVALID_VALUE;
     rc = kp_resolve(s, w->in[KP_ARENA_IN_STREAM], KP_STREAM, &stream);
     while (rc == CUDA_SUCCESS && left > 0) {

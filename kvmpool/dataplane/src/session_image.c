@@ -86,6 +86,14 @@ CUresult kp_compiler_give(struct kp_work *w, const struct kp_compiler *compiler,
     return CUDA_SUCCESS;
 }
 
+static void unload(struct kp_server *s, void *object, enum kp_kind kind)
+{
+    if (kind == KP_MODULE)
+        s->driver.cuModuleUnload(object);
+    else
+        s->driver.cuLibraryUnload(object);
+}
+
 typedef CUresult (*load_function)(struct kp_server *s, void **object, const void *image, struct kp_compiler *compiler);
 
 static int load_image(struct kp_server *s, struct kp_work *w, load_function load, enum kp_kind kind, uint64_t parent)
@@ -101,7 +109,11 @@ static int load_image(struct kp_server *s, struct kp_work *w, load_function load
     }
     if ((rc = kp_compiler_read(w, compiler)) != 0 || (rc = kp_image_take(s, w, w->in[KP_MODULE_LOAD_BYTES], &image)) != 0)
         goto out;
-    if ((rc = load(s, &object, image, compiler)) == CUDA_SUCCESS)
+    if ((rc = kp_may_adopt(s, w->in[KP_MODULE_LOAD_HANDLE], kind)) == CUDA_SUCCESS)
+        rc = load(s, &object, image, compiler);
+    if (rc == CUDA_SUCCESS && (rc = kp_own_charge(s)) != CUDA_SUCCESS)
+        unload(s, object, kind);
+    if (rc == CUDA_SUCCESS)
         rc = kp_adopt_under(s, w->in[KP_MODULE_LOAD_HANDLE], kind, object, parent, 0);
     if (rc >= 0)
         kp_compiler_give(w, compiler, NULL);

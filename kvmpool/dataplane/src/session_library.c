@@ -11,6 +11,8 @@ int kp_do_library_module(struct kp_server *s, struct kp_work *w)
     int rc = kp_resolve(s, w->in[KP_LIBRARY_MODULE_LIBRARY], KP_LIBRARY, &library);
 
     if (rc == CUDA_SUCCESS)
+        rc = kp_have_library(s, w->home, w->in[KP_LIBRARY_MODULE_LIBRARY]);
+    if (rc == CUDA_SUCCESS)
         rc = s->driver.cuLibraryGetModule(&module, library);
     if (rc == CUDA_SUCCESS)
         rc = kp_adopt_under(s, w->in[KP_LIBRARY_MODULE_HANDLE], KP_MODULE, module, w->home_number, w->in[KP_LIBRARY_MODULE_LIBRARY]);
@@ -50,6 +52,8 @@ int kp_do_kernel_function(struct kp_server *s, struct kp_work *w)
 
     if (rc == CUDA_SUCCESS && kp_parent_of(s, w->in[KP_KERNEL_FUNCTION_KERNEL], KP_KERNEL) != w->in[KP_KERNEL_FUNCTION_LIBRARY])
         rc = CUDA_ERROR_INVALID_VALUE; /* under another library it would outlive the driver's */
+    if (rc == CUDA_SUCCESS)
+        rc = kp_have_library(s, w->home, w->in[KP_KERNEL_FUNCTION_LIBRARY]);
     if (rc == CUDA_SUCCESS)
         rc = s->driver.cuKernelGetFunction(&function, kernel);
     if (rc == CUDA_SUCCESS)

@@ -82,7 +82,7 @@ static void enter(struct kp_server *s, struct kp_mapping *mapping)
     s->mappings = mapping;
 }
 
-static int charge(struct kp_server *s, uint64_t bytes)
+int kp_memory_charge(struct kp_server *s, uint64_t bytes)
 {
     int rc = kp_account_charge(s->session->account, s->session->slot, bytes);
 
@@ -103,12 +103,17 @@ static CUresult new_mapping(struct kp_server *s, uint64_t va, uint64_t bytes, ui
     if (mapping == NULL)
         return rc;
     *mapping = (struct kp_mapping){.va = va, .bytes = bytes, .home_number = home_number};
-    if (charge(s, bytes) != 0)
-        goto out;
+    kp_own_look_sometimes(s);
+    if (kp_memory_charge(s, bytes) != 0) {
+        kp_own_look(s); /* what was unloaded since may have made room */
+        if (kp_memory_charge(s, bytes) != 0)
+            goto out;
+    }
     if ((rc = map(s, mapping)) != CUDA_SUCCESS) {
         kp_account_release(s->session->account, s->session->slot, bytes);
         goto out;
     }
+    s->mapped += bytes;
     enter(s, mapping);
     *out = mapping;
     return CUDA_SUCCESS;
@@ -127,6 +132,7 @@ static CUresult end_mapping(struct kp_server *s, struct kp_mapping *mapping)
     also = d->cuMemAddressFree(mapping->va, mapping->bytes);
     rc = rc != CUDA_SUCCESS ? rc : also;
     kp_account_release(s->session->account, s->session->slot, mapping->bytes);
+    s->mapped -= mapping->bytes;
     for (uint64_t at = mapping->va; at < mapping->va + mapping->bytes; at += KP_VA_PAGE)
         *page_of(s, at) = NULL;
     *mapping->link = mapping->next;
@@ -289,6 +295,7 @@ int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w)
     uint64_t used;
 
     pthread_mutex_lock(&s->memory_lock); /* first: what the reaper gives back meanwhile would be taken off twice, or not at all */
+    kp_own_look(s);
     used = kp_account_used(s->session->account);
     used -= used < s->reaping_bytes ? used : s->reaping_bytes;
     pthread_mutex_unlock(&s->memory_lock);

@@ -115,6 +115,8 @@ int kp_do_launch(struct kp_server *s, struct kp_work *w)
 
     if (rc == CUDA_SUCCESS)
         rc = kp_resolve(s, in[KP_LAUNCH_STREAM], KP_STREAM, &stream);
+    if (rc == CUDA_SUCCESS && kp_handle_kind(in[KP_LAUNCH_FUNCTION]) == KP_KERNEL) /* its library may not be in this context yet */
+        rc = kp_have_library(s, w->home, kp_parent_of(s, in[KP_LAUNCH_FUNCTION], KP_KERNEL));
     if (rc != CUDA_SUCCESS)
         return rc;
     return launch(s, w, function, stream, bytes > 0 ? extra : NULL);

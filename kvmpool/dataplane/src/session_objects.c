@@ -67,6 +67,18 @@ int kp_adopt_under(struct kp_server *s, uint64_t number, enum kp_kind kind, void
     return rc == -ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : rc;
 }
 
+int kp_may_adopt(struct kp_server *s, uint64_t number, enum kp_kind kind)
+{
+    int room;
+
+    if (kp_handle_kind(number) != kind)
+        return -EPROTO;
+    pthread_mutex_lock(&s->handles_lock);
+    room = kp_handles_room(&s->handles, kind);
+    pthread_mutex_unlock(&s->handles_lock);
+    return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* What is behind other handles is the driver's. */
 static void gone(struct kp_handle *entry)
 {
@@ -126,17 +138,21 @@ static void drop_slots(struct kp_home *home)
 
 int kp_do_context_create(struct kp_server *s, struct kp_work *w)
 {
-    struct kp_home *home = calloc(1, sizeof *home);
-    int rc;
+    struct kp_home *home;
+    int rc = kp_may_adopt(s, w->in[KP_CONTEXT_CREATE_HANDLE], KP_CONTEXT);
 
-    if (home == NULL)
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if ((home = calloc(1, sizeof *home)) == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    home->ordinal = s->homes++;
     pthread_mutex_init(&home->out_lock, NULL);
     rc = s->driver.cuCtxCreate_v2(&home->context, (unsigned)w->in[KP_CONTEXT_CREATE_FLAGS], s->device);
     if (rc != CUDA_SUCCESS) {
         free(home);
         return rc;
     }
+    rc = kp_own_context(s, home);
     for (unsigned i = 0; i < KP_SLOTS_IN && rc == CUDA_SUCCESS; i++)
         rc = make_slot(s, &home->in[i]);
     for (unsigned i = 0; i < KP_SLOTS_OUT && rc == CUDA_SUCCESS; i++)
@@ -146,6 +162,7 @@ int kp_do_context_create(struct kp_server *s, struct kp_work *w)
     if (rc != CUDA_SUCCESS) {
         drop_slots(home);
         s->driver.cuCtxDestroy_v2(home->context);
+        kp_own_leave(s, home);
         free(home);
     }
     s->home = NULL; /* the guest names its context before the next call */
@@ -171,6 +188,7 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     drop_slots(home);
     kp_arena_leave(s, home);
     rc = s->driver.cuCtxDestroy_v2(home->context);
+    kp_own_leave(s, home);
     home->retired = s->retired;
     s->retired = home;
     s->home = NULL;

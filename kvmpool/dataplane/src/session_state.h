@@ -43,6 +43,10 @@ struct kp_home {
     uint64_t marks; /* how often it was recorded */
     void *marked;   /* the stream it was last recorded in; these three are guarded by handles_lock */
     uint64_t tried, registered; /* chunks of the arena, a bit each */
+    uint64_t own; /* bytes of the card that it costs by itself, with what its limits have asked for; these by memory_lock */
+    uint64_t limit[3], usual[3]; /* of own: a limit's part; the limits as they were before the guest set one */
+    bool usual_known[3];
+    unsigned ordinal; /* of the session's contexts, from 0 */
     struct kp_home *retired; /* the next of those whose context is gone */
 };
 
@@ -86,6 +90,18 @@ struct kp_asked {
     uint32_t seq;
 };
 
+#define KP_NVML_LISTS 2u
+
+/* What the driver takes of the card beside what the session maps; guarded by memory_lock. */
+struct kp_own {
+    uint64_t charged, known; /* bytes the claim pays; of them: those that contexts cost at their begin and limits asked for */
+    uint64_t looked_ns;
+    unsigned contexts; /* that live: with none, a process that NVML does not list holds nothing */
+    bool looked_for_nvml, said_unknown;
+    void *nvml_card; /* NULL: not to be had */
+    int (*list[KP_NVML_LISTS])(void *card, unsigned *count, void *processes);
+};
+
 struct kp_server {
     const struct kp_session *session;
     int fd;
@@ -100,6 +116,7 @@ struct kp_server {
     struct kp_home *home; /* current, NULL: none */
     uint64_t home_number;
     struct kp_home *retired;
+    unsigned homes; /* made so far */
 
     atomic_int deferred; /* first asynchronous error that nobody was told of */
     atomic_int sticky;   /* error that the context does not recover from */
@@ -114,6 +131,10 @@ struct kp_server {
     struct kp_mapping **pages, *mappings; /* by page of the window; all */
     unsigned reaping;       /* allocations freed and not yet gone */
     uint64_t reaping_bytes; /* of mappings that go with them */
+    uint64_t mapped;        /* bytes of the card that the session made itself */
+    struct kp_own own;
+    uint32_t pinned_chunks[KP_ARENA_CHUNKS]; /* blocks of page-locked memory that lie in each chunk of the arena */
+    uint64_t pinned;                         /* bytes charged for what lies elsewhere */
     pthread_cond_t buried;
     struct kp_grave *graves; /* newest first */
     bool has_reaper;
@@ -182,6 +203,7 @@ int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **o
 uint64_t kp_parent_of(struct kp_server *s, uint64_t number, enum kp_kind kind); /* 0: it is none, or has none */
 int kp_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, enum kp_kind kind, void *object);
 int kp_adopt_under(struct kp_server *s, uint64_t number, enum kp_kind kind, void *object, uint64_t parent, uint64_t other);
+int kp_may_adopt(struct kp_server *s, uint64_t number, enum kp_kind kind); /* before the driver is asked for one more */
 void kp_forget(struct kp_server *s, uint64_t number);
 int kp_enter_home(struct kp_server *s, uint64_t number);
 
@@ -209,6 +231,16 @@ CUresult kp_give_kernel(struct kp_server *s, struct kp_work *w, CUkernel kernel)
 CUresult kp_memory_reap(struct kp_server *s, uint64_t va); /* takes away what kp_do_free has marked */
 bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes); /* false: surely no memory of the session */
 void kp_memory_drop(struct kp_server *s, uint64_t home_number);
+
+int kp_memory_charge(struct kp_server *s, uint64_t bytes); /* with memory_lock held, which a wait for the reaper gives back */
+
+/* session_own.c: memory of the card that the driver takes for itself. OUT_OF_MEMORY: it does not fit; the caller undoes it. */
+CUresult kp_own_charge(struct kp_server *s);
+CUresult kp_own_context(struct kp_server *s, struct kp_home *home); /* likewise, behind the making of a context */
+void kp_own_leave(struct kp_server *s, struct kp_home *home);       /* behind its end */
+void kp_own_look(struct kp_server *s); /* with memory_lock held: charges what is there now, whether or not it fits */
+void kp_own_look_sometimes(struct kp_server *s); /* likewise, where the last look is a while ago */
+int kp_have_library(struct kp_server *s, const struct kp_home *home, uint64_t number); /* loaded in the context, and charged */
 
 /* session_arena.c */
 void kp_arena_leave(struct kp_server *s, struct kp_home *home); /* before its context goes */
@@ -249,6 +281,10 @@ int kp_do_settle(struct kp_server *s, struct kp_work *w);
 int kp_do_box_in(struct kp_server *s, struct kp_work *w);
 int kp_do_box_out(struct kp_server *s, struct kp_work *w);
 int kp_do_box_between(struct kp_server *s, struct kp_work *w);
+int kp_do_cuCtxSetLimit(struct kp_server *s, struct kp_work *w);
+int kp_do_cuLibraryGetGlobal(struct kp_server *s, struct kp_work *w);
+int kp_do_pinned_take(struct kp_server *s, struct kp_work *w);
+int kp_do_pinned_give(struct kp_server *s, struct kp_work *w);
 int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w);
 
 #endif

@@ -1,5 +1,5 @@
 /* Page-locked host memory: a block of the window that the session has mapped too; without a window, or beyond its room, plain
- * memory of the guest, because no card in another machine can map it. */
+ * memory of the guest, because no card in another machine can map it. Either way the worker is asked first: it counts. */
 #include "shim.h"
 
 #include <stdlib.h>
@@ -12,6 +12,7 @@ struct region {
     unsigned flags;
     bool ours; /* allocated here, not registered */
     unsigned char *window; /* that it is in, NULL: plain memory; the window of a lost worker stays mapped for it */
+    uint32_t epoch;        /* of the connection whose worker has counted it */
     struct region *next;
 };
 
@@ -75,10 +76,11 @@ static struct region *in_the_way(const unsigned char *base, size_t offset, size_
     return region;
 }
 
+static size_t next; /* in the arena: where the search for a block begins */
+
 /* A block of the arena, NULL: no room. Next-fit: what was freed lately may still be looked at. */
 static void *take_shared(size_t bytes)
 {
-    static size_t next;
     unsigned char *base = kp_shim.link.window.base;
 
     for (int turn = 0; base != NULL && bytes <= KP_ARENA_BYTES && turn < 2; turn++) {
@@ -114,34 +116,61 @@ CUresult kp_copy_end(CUresult result, CUstream stream)
     return kp_cuStreamSynchronize(stream);
 }
 
-static CUresult add(void *start, size_t bytes, unsigned flags, bool ours, unsigned char *window)
+static uint64_t offset_of(const struct region *region)
 {
-    struct region *region = calloc(1, sizeof *region);
-
-    if (region == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *region = (struct region){start, bytes, flags, ours, window, regions};
-    regions = region;
-    return CUDA_SUCCESS;
+    return region->window != NULL ? (uint64_t)((unsigned char *)region->start - region->window) - KP_ARENA_AT : KP_PINNED_PLAIN;
 }
 
-/* Forgets the region that starts there; false where there is none of that sort. */
-static bool drop(void *start, bool ours, unsigned char **window)
+/* With `tx` held: the region that starts there, taken out of the list; NULL where there is none of that sort. */
+static struct region *drop(const void *start, bool ours)
 {
     struct region **at = &regions, *region;
 
     while (*at != NULL && ((*at)->start != start || (*at)->ours != ours))
         at = &(*at)->next;
-    if ((region = *at) == NULL)
-        return false;
-    *at = region->next;
-    *window = region->window;
+    if ((region = *at) != NULL)
+        *at = region->next;
+    return region;
+}
+
+/* Enters the region and asks the worker for it, with `tx` held, which it gives back. */
+static CUresult add(const struct region *wanted)
+{
+    struct region *region = malloc(sizeof *region);
+    uint64_t in[KP_PINNED_TAKE_IN];
+    struct kp_answer answer = {0};
+    CUresult rc;
+
+    if (region == NULL)
+        return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    *region = *wanted;
+    region->epoch = kp_shim.link.epoch;
+    region->next = regions;
+    regions = region; /* before the question: nobody else takes the same block meanwhile */
+    in[KP_PINNED_TAKE_OFFSET] = offset_of(region);
+    in[KP_PINNED_TAKE_BYTES] = region->bytes;
+    if ((rc = kp_ask(KP_OP_pinned_take, in, KP_PINNED_TAKE_IN, NULL, 0, &answer)) == CUDA_SUCCESS)
+        return rc;
+    pthread_mutex_lock(&kp_shim.tx);
+    free(drop(wanted->start, wanted->ours));
+    if (wanted->window != NULL && wanted->window == kp_shim.link.window.base)
+        next = offset_of(wanted); /* as before, so that blocks stay close together: whole chunks of the arena are counted */
+    return kp_leave(rc);
+}
+
+/* Tells the worker, where it is still the one that counts the region, and forgets it; with `tx` held. */
+static void give_back(struct region *region)
+{
+    uint64_t in[KP_PINNED_GIVE_IN] = {[KP_PINNED_GIVE_OFFSET] = offset_of(region), [KP_PINNED_GIVE_BYTES] = region->bytes};
+
+    if (region->epoch == kp_shim.link.epoch && !atomic_load(&kp_shim.link.lost))
+        kp_link_put(KP_OP_pinned_give, 0, kp_shim.link.seq++, in, KP_PINNED_GIVE_IN, NULL, 0);
     free(region);
-    return true;
 }
 
 CUresult kp_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
 {
+    struct region region = {.bytes = bytesize, .flags = flags, .ours = true};
     CUresult rc = kp_enter();
 
     if (rc != CUDA_SUCCESS)
@@ -152,13 +181,17 @@ CUresult kp_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
         kp_leave(rc);
         return kp_unsupported("cuMemHostAlloc of mapped memory");
     }
-    bool shared = (*pp = take_shared(bytesize)) != NULL;
-    if (!shared && posix_memalign(pp, ALIGNMENT, bytesize) != 0)
+    void *start = take_shared(bytesize);
+    if (start != NULL)
+        region.window = kp_shim.link.window.base;
+    else if (posix_memalign(&start, ALIGNMENT, bytesize) != 0)
         return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    rc = add(*pp, bytesize, flags, true, shared ? kp_shim.link.window.base : NULL);
-    if (rc != CUDA_SUCCESS && !shared)
-        free(*pp);
-    return kp_leave(rc);
+    region.start = start;
+    if ((rc = add(&region)) == CUDA_SUCCESS)
+        *pp = start;
+    else if (region.window == NULL)
+        free(start);
+    return rc;
 }
 
 CUresult kp_cuMemAllocHost_v2(void **pp, size_t bytesize)
@@ -169,17 +202,19 @@ CUresult kp_cuMemAllocHost_v2(void **pp, size_t bytesize)
 CUresult kp_cuMemFreeHost(void *p)
 {
     CUresult rc = kp_cuCtxSynchronize(); /* as CUDA: work that uses it is over */
+    struct region *region;
+    unsigned char *window;
 
     if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_DEVICE_UNAVAILABLE)
         return rc;
-    unsigned char *window = NULL;
     pthread_mutex_lock(&kp_shim.tx);
-    bool found = drop(p, true, &window);
+    if ((region = drop(p, true)) == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_VALUE);
+    window = region->window;
+    give_back(region);
     if (window != NULL && window != kp_shim.link.window.base && !in_use(window))
         kp_window_close(&(struct kp_window){window}); /* the last of a lost worker's */
     kp_leave(rc);
-    if (!found)
-        return CUDA_ERROR_INVALID_VALUE;
     if (window == NULL)
         free(p);
     return CUDA_SUCCESS;
@@ -208,15 +243,18 @@ CUresult kp_cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int flags)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
     if (region_of(p) != NULL)
         return kp_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    return kp_leave(add(p, bytesize, flags, false, NULL));
+    return add(&(struct region){.start = p, .bytes = bytesize, .flags = flags});
 }
 
 CUresult kp_cuMemHostUnregister(void *p)
 {
-    unsigned char *window;
+    struct region *region;
     CUresult rc = kp_enter();
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    return kp_leave(drop(p, false, &window) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    if ((region = drop(p, false)) == NULL)
+        return kp_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    give_back(region);
+    return kp_leave(CUDA_SUCCESS);
 }

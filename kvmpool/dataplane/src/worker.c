@@ -88,6 +88,8 @@ static int open_account(void)
     worker.account = kp_account_new(worker.options.memory_mib << 20);
     if (!worker.account)
         return -errno;
+    if (worker.options.pinned_mib)
+        worker.account->pinned_limit = worker.options.pinned_mib << 20;
     shared->account = worker.account;
     shared->memory_bytes = worker.account->limit;
     shared->log_fd = STDERR_FILENO;

@@ -23,7 +23,7 @@
 struct worker_options {
     char uuid[KP_UUID_MAX], domain[KP_DOMAIN_MAX], claim[32];
     char directory[KP_PATH_MAX], card[64], virtual_uuid[KP_UUID_MAX], virtual_pci[16];
-    uint64_t generation, memory_mib, compute_percent, card_deadline_ms;
+    uint64_t generation, memory_mib, pinned_mib, compute_percent, card_deadline_ms; /* pinned_mib 0: as much as memory_mib */
     uint64_t compute_limit_percent, launch_timeout_ms;
     int ready_fd; /* -1, or where "ready" or "card <why>" is written once */
     int detach;

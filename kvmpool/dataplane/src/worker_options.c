@@ -59,6 +59,7 @@ int worker_options_read(struct worker_options *options, int argc, char **argv)
         { "dir", KP_TEXT, 1, options->directory, sizeof(options->directory), NULL },
         { "card", KP_NAME, 1, options->card, sizeof(options->card), NULL },
         { "memory-mib", KP_NUMBER, 1, &options->memory_mib, KP_ACCOUNT_LIMIT_MAX >> 20, NULL },
+        { "pinned-mib", KP_NUMBER, 0, &options->pinned_mib, KP_ACCOUNT_LIMIT_MAX >> 20, NULL },
         { "compute", KP_NUMBER, 0, &options->compute_percent, 100, NULL },
         { "compute-limit", KP_NUMBER, 0, &options->compute_limit_percent, 100, NULL },
         { "launch-timeout-ms", KP_NUMBER, 0, &options->launch_timeout_ms, UINT64_C(1) << 32, NULL },

@@ -41,6 +41,8 @@ static void do_status(struct worker *worker, struct worker_peer *peer)
     kp_json_number(&json, "compute_used_ms", kp_turns_used(&worker->shared.turns) / 1000000);
     kp_json_number(&json, "memory_limit", worker->account->limit);
     kp_json_number(&json, "memory_used", kp_account_used(worker->account));
+    kp_json_number(&json, "pinned_limit", worker->account->pinned_limit);
+    kp_json_number(&json, "pinned_used", kp_account_pinned(worker->account));
     kp_json_number(&json, "sessions", worker_sessions_count(worker));
     kp_json_number(&json, "served", worker->served);
     kp_json_bool(&json, "relay_connected", worker->relay_connected);

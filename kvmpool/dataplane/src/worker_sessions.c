@@ -180,6 +180,7 @@ void worker_sessions_report(const struct worker *worker, struct kp_json *json)
         kp_json_text(json, "transport", session->transport);
         kp_json_number(json, "age_ms", kp_now_ms() - session->started_ms);
         kp_json_number(json, "memory_used", atomic_load(&worker->account->slot[i]));
+        kp_json_number(json, "pinned_used", atomic_load(&worker->account->pinned[i]));
         kp_json_object_end(json);
     }
     kp_json_array_end(json);

@@ -72,8 +72,8 @@ static CUresult card_refuses(const struct sg_card *card)
 static void set_defaults(struct sg_context *context)
 {
 	context->limits[0] = 1024;             /* stack of a thread */
-	context->limits[1] = 1 << 20;          /* printf buffer */
-	context->limits[2] = 8 << 20;          /* malloc heap */
+	context->limits[SG_LIMIT_PRINTF] = 1 << 20;         /* printf buffer */
+	context->limits[SG_LIMIT_HEAP] = 8 << 20;         /* malloc heap */
 	context->limits[4] = 2048;             /* pending launches */
 	context->limits[5] = 64;               /* L2 fetch granularity */
 }
@@ -96,6 +96,11 @@ static CUresult count_context(struct sg_device *device, int change)
 	return rc;
 }
 
+uint64_t sg_context_bytes(const struct sg_context *context)
+{
+	return context->limits[SG_LIMIT_PRINTF] + context->limits[SG_LIMIT_HEAP];
+}
+
 CUresult sg_context_new(struct sg_device *device, unsigned flags, bool primary, struct sg_context **out)
 {
 	SG_TRY(card_refuses(device->map.card));
@@ -115,7 +120,10 @@ CUresult sg_context_new(struct sg_device *device, unsigned flags, bool primary, 
 	context->fatal_serial = __atomic_load_n(&device->map.card->fatal_serial, __ATOMIC_SEQ_CST);
 	context->attached = 1;
 	set_defaults(context);
-	rc = sg_stream_new(context, 0, 0, true, &context->null_stream);
+	if (sg_memory_add(&device->map, sg_context_bytes(context)))
+		rc = CUDA_ERROR_OUT_OF_MEMORY;
+	else if ((rc = sg_stream_new(context, 0, 0, true, &context->null_stream)))
+		sg_memory_sub(&device->map, sg_context_bytes(context));
 	if (rc) {
 		count_context(device, -1);
 		free(context);
@@ -138,6 +146,7 @@ void sg_context_end(struct sg_context *context)
 	sg_libraries_forget(context);
 	sg_modules_end(context);
 	sg_memory_end(context);
+	sg_memory_sub(&device->map, sg_context_bytes(context));
 	count_context(device, -1);
 	free(context);
 }

@@ -99,7 +99,14 @@ CU_API CUresult cuCtxSetLimit(unsigned limit, size_t value)
 	SG_ENTER(context);
 	if (limit >= LIMITS)
 		return CUDA_ERROR_UNSUPPORTED_LIMIT;
-	context->limits[limit] = value; /* kept, without effect: threads have the stack they need */
+	size_t before = context->limits[limit];
+	if (limit == SG_LIMIT_PRINTF || limit == SG_LIMIT_HEAP) {
+		if (value > before && sg_memory_add(&context->device->map, value - before))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		if (value < before)
+			sg_memory_sub(&context->device->map, before - value);
+	}
+	context->limits[limit] = value; /* kept, without further effect: threads have the stack they need */
 	return CUDA_SUCCESS;
 }
 

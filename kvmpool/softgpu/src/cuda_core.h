@@ -15,6 +15,8 @@
 #include "state.h"
 
 #define SG_CONTEXT_STACK 64
+#define SG_LIMIT_PRINTF 1 /* CU_LIMIT_PRINTF_FIFO_SIZE */
+#define SG_LIMIT_HEAP 2   /* CU_LIMIT_MALLOC_HEAP_SIZE */
 
 enum sg_kind { SG_CONTEXT = 1, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_KERNEL, SG_LIBRARY, SG_LINK, SG_PHYSICAL };
 
@@ -113,6 +115,8 @@ CUresult sg_context_status(struct sg_context *context);
 void sg_context_kill(struct sg_context *context, CUresult error);
 CUresult sg_context_new(struct sg_device *device, unsigned flags, bool primary, struct sg_context **out);
 void sg_context_end(struct sg_context *context);
+/* Of the card, by itself: the printf buffer and the malloc heap, as CUDA's contexts have them there. */
+uint64_t sg_context_bytes(const struct sg_context *context);
 
 /* ---- cuda_stream.c ---- */
 CUresult sg_stream_new(struct sg_context *context, unsigned flags, int priority, bool is_null, struct sg_stream **out);
