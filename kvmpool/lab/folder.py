@@ -46,6 +46,7 @@ class State:
 
     keepers: dict[str, ProcessId | None] = field(default_factory=dict)
     up: bool = False  # the last `up` came to its end
+    vfio: bool = False  # its host is a machine with an IOMMU (vfio_pool.py), not namespaces
 
     def with_keeper(self, host: str, keeper: ProcessId | None) -> State:
         return replace(self, keepers={**self.keepers, host: keeper})
@@ -96,14 +97,14 @@ class Folder:
         if document.get("v") != _VERSION:
             raise Refused(f"{self.path / _STATE}: version {document.get('v')}, this kvmpool reads {_VERSION}")
         keepers = {host: ProcessId(*ids) if ids else None for host, ids in document["keepers"].items()}
-        return State(keepers, document["up"])
+        return State(keepers, document["up"], document.get("vfio", False))
 
     def write(self, state: State) -> None:
         """On disk when it returns, whole or not at all."""
         keepers = {host: [keeper.pid, keeper.start] if keeper else None for host, keeper in state.keepers.items()}
         beside = self.path / (_STATE + ".new")
         with beside.open("w", encoding="utf-8") as file:
-            json.dump({"v": _VERSION, "keepers": keepers, "up": state.up}, file)
+            json.dump({"v": _VERSION, "keepers": keepers, "up": state.up, "vfio": state.vfio}, file)
             file.flush()
             os.fsync(file.fileno())
         beside.rename(self.path / _STATE)

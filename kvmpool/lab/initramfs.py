@@ -34,18 +34,19 @@ def build(kernel: Kernel, libraries: Sequence[Path], programs: Iterable[Path]) -
     """The archive. `libraries` keep their names, on the loader's path; `programs` and data go to /usr/local/bin."""
     entries = [Entry(folder, _DIRECTORY) for folder in _FOLDERS]
     entries += [Entry("init", _FILE, Path(__file__).with_name("guest").joinpath("init").read_bytes())]
-    entries += _busybox()
-    entries += _modules(kernel)
+    entries += busybox()
+    entries += module_entries(kernel, _MODULES)
     binaries = list(programs)
     entries += [Entry(f"usr/local/bin/{path.name}", _FILE, path.read_bytes()) for path in binaries]
     entries += [Entry(f"{_LIBRARIES}/{path.name}", _FILE, path.read_bytes()) for path in libraries]
     binaries += libraries
     if binaries:
         entries += _loader_and_libraries(binaries)
-    return cpio(_with_parents(entries))
+    return cpio(with_parents(entries))
 
 
-def _busybox() -> list[Entry]:
+def busybox() -> list[Entry]:
+    """The machine's own, with a link for each of its commands."""
     found = shutil.which("busybox")
     if found is None:
         raise NotFound("busybox is missing. Next: apt-get install busybox-static")
@@ -54,8 +55,9 @@ def _busybox() -> list[Entry]:
     return [Entry("bin/busybox", _FILE, Path(found).read_bytes()), *links]
 
 
-def _modules(kernel: Kernel) -> list[Entry]:
-    files = modules(kernel.tree, _MODULES)
+def module_entries(kernel: Kernel, wanted: Iterable[str]) -> list[Entry]:
+    """The `wanted` modules and what they need, and modules/order: in which insmod takes them."""
+    files = modules(kernel.tree, wanted)
     names = [path.name.removesuffix(".xz") for path in files]
     entries = [Entry(f"modules/{name}", _FILE, module_bytes(path)) for name, path in zip(names, files, strict=True)]
     return [*entries, Entry("modules/order", _FILE, "\n".join(names).encode() + b"\n")]
@@ -77,7 +79,7 @@ def _loader_and_libraries(binaries: list[Path]) -> list[Entry]:
     return entries + [Entry(f"{_LIBRARIES}/{Path(place).name}", _LINK, f"/{place}".encode()) for place in loaders]
 
 
-def _with_parents(entries: list[Entry]) -> list[Entry]:
+def with_parents(entries: list[Entry]) -> list[Entry]:
     """Each file after its folders, each path once."""
     ordered: dict[str, Entry] = {}
     for entry in entries:

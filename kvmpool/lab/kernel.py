@@ -1,6 +1,7 @@
-"""The guest's kernel: Debian's cloud kernel package, downloaded and unpacked into the cache, never installed.
+"""The guests' kernels: Debian's packages, downloaded and unpacked into the cache, never installed.
 
-Under TCG an uncompressed vmlinux, started by PVH, is a second faster than a bzImage that unpacks itself in the guest.
+The cloud one is small and boots faster; the full one has 9p, VFIO and PCI's own hot plug. Under TCG an uncompressed
+vmlinux, started by PVH, is a second faster than a bzImage that unpacks itself in the guest.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from kvmpool.errors import Unreachable
 from kvmpool.lab import process
 from kvmpool.lab.folder import cache_folder
 
-_METAPACKAGE = "linux-image-cloud-amd64"
-_DOWNLOAD_S = 300.0  # 27 MB
+_DOWNLOAD_S = 300.0  # 27 MB; the full one 70 MB
 _UNPACK_S = 60.0
 _XZ_MAGIC, _LZ4_MAGIC, _ELF_MAGIC = b"\xfd7zXZ\0", b"\x02\x21\x4c\x18", b"\x7fELF"
+
+
+class Flavour(Enum):
+    """Debian's metapackage for it, which names the version."""
+
+    CLOUD = "linux-image-cloud-amd64"
+    FULL = "linux-image-amd64"
+
+
+_KEPT = {Flavour.CLOUD: "kernel", Flavour.FULL: "kernel-full"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +43,15 @@ class Kernel:
 
     version: str
     image: Path
-    tree: Path  # lib/modules/VERSION/kernel
+    tree: Path  # CLOUD: lib/modules/VERSION/kernel; FULL: lib/modules/VERSION, with what modprobe reads
 
 
-def kernel() -> Kernel:
+def kernel(flavour: Flavour = Flavour.CLOUD) -> Kernel:
     """The cached kernel, or the one that apt would install now. Raises Unreachable with apt's words."""
-    kept = cache_folder() / "kernel"
+    kept = cache_folder() / _KEPT[flavour]
     kept.mkdir(exist_ok=True)
     if not (found := sorted(path for path in kept.iterdir() if not path.name.startswith("."))):
-        found = [_download(kept)]
+        found = [_download(kept, flavour)]
     return _kernel_in(found[-1])
 
 
@@ -49,12 +60,12 @@ def _kernel_in(folder: Path) -> Kernel:
     return Kernel(folder.name, image if image.exists() else folder / "vmlinuz", folder / "modules")
 
 
-def _download(kept: Path) -> Path:
+def _download(kept: Path, flavour: Flavour) -> Path:
     """Unpack the package beside its final place and rename: a cut download leaves no half kernel."""
-    depends = process.run(["apt-cache", "depends", _METAPACKAGE], timeout_s=30).stdout
+    depends = process.run(["apt-cache", "depends", flavour.value], timeout_s=30).stdout
     package = re.search(r"Depends: (linux-image-(\S+))", depends)
     if package is None:
-        raise Unreachable(f"apt does not know {_METAPACKAGE}. Next: apt-get update")
+        raise Unreachable(f"apt does not know {flavour.value}. Next: apt-get update")
     with tempfile.TemporaryDirectory(dir=kept, prefix=".new-") as text:
         scratch = Path(text)
         scratch.chmod(0o755)  # else apt warns that its own user may not write there
@@ -64,12 +75,20 @@ def _download(kept: Path) -> Path:
         version, unpacked, made = package[2], scratch / "unpacked", scratch / "made"
         made.mkdir()
         shutil.move(unpacked / f"boot/vmlinuz-{version}", made / "vmlinuz")
-        shutil.move(unpacked / f"lib/modules/{version}/kernel", made / "modules")
+        shutil.move(_modules_of(unpacked, version, flavour), made / "modules")
         if (image := decompressed((made / "vmlinuz").read_bytes())) is not None:
             (made / "vmlinux").write_bytes(image)
         with suppress(OSError):  # another lab was faster
             os.replace(made, kept / version)
     return kept / version
+
+
+def _modules_of(unpacked: Path, version: str, flavour: Flavour) -> Path:
+    tree = unpacked / "lib/modules" / version
+    if flavour is Flavour.CLOUD:
+        return tree / "kernel"
+    process.run(["depmod", "-b", unpacked, version], timeout_s=_UNPACK_S)  # as the package does when it is installed
+    return tree
 
 
 def decompressed(bzimage: bytes) -> bytes | None:

@@ -71,9 +71,7 @@ class Lab:
 
     # --- up and down --------------------------------------------------------------------------------------------------
 
-    def up(
-        self, progress: Progress = lambda _: None, *, kvmpoold: bool = True, programs: Sequence[Path] = ()
-    ) -> Host:
+    def up(self, progress: Progress = lambda _: None, *, kvmpoold: bool = True, programs: Sequence[Path] = ()) -> Host:
         """Make it; `programs` are put beside the example programs in its guests.
 
         On a failure everything is taken down again and the failure raised.
@@ -82,7 +80,7 @@ class Lab:
             try:
                 return self._build(progress, kvmpoold, images.linux(programs))
             except BaseException:
-                self._tear_down(self.folder.read())
+                self.tear_down(self.folder.read())
                 raise
 
     def _build(self, progress: Progress, kvmpoold: bool, image: images.LinuxImage) -> Host:
@@ -113,10 +111,11 @@ class Lab:
         if not self.folder.exists():
             return False
         with self.folder.opened() as state:
-            self._tear_down(state)
+            self.tear_down(state)
         return True
 
-    def _tear_down(self, state: State) -> None:
+    def tear_down(self, state: State) -> None:
+        """What `down` does, for one who is alone in the folder already."""
         for keeper in state.keepers.values():
             if keeper is not None:
                 hosts.end(keeper)
