@@ -6,7 +6,7 @@ This module does not start them: `virsh define` and `virsh start` do, as everywh
 from __future__ import annotations
 
 import base64
-import os
+import re
 import secrets
 import socket
 import time
@@ -18,14 +18,17 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from kvmpool.errors import DeadlinePassed, Unreachable
-from kvmpool.lab import process
+from kvmpool.lab import process, sockets
 
 CLAIMS_URI = "urn:kvmpool:domain:1"
 # For uuid5: the same name has the same uuid in every lab.
 _NAMESPACE = uuid.UUID("2b1b0b7e-6f5e-4d0c-9a43-6b766d706f6f")
 # cryptomgr.notests and the rest save 1-2 s of boot under TCG; panic=-1: a dead guest ends instead of hanging
-COMMAND_LINE = (
-    "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off nokaslr random.trust_cpu=on cryptomgr.notests"
+COMMAND_LINE = "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off nokaslr random.trust_cpu=on cryptomgr.notests"
+# Without the global, QEMU's ACPI hot plug would own the slots, which only an operating system answers.
+_NATIVE_HOTPLUG = (
+    "<qemu:commandline><qemu:arg value='-global'/>"
+    "<qemu:arg value='ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off'/></qemu:commandline>"
 )
 
 
@@ -37,6 +40,8 @@ class GuestSpec:
     number: int
     claims: tuple[str, ...] = ()
     memory_mib: int = 256
+    cards: tuple[tuple[str, int], ...] = ()  # passed through: the host's PCI address, and the guest's bus for it (2-6)
+    vsock: bool = False
 
     @property
     def uuid(self) -> str:
@@ -70,13 +75,32 @@ def linux_xml(spec: GuestSpec, kernel: Path, initrd: str) -> str:
 def firmware_xml(spec: GuestSpec, firmware: Path) -> str:
     """A guest without an operating system: ready 20 ms after its start, for tests that need no process in the guest."""
     boot = f"<loader readonly='yes' type='rom'>{firmware}</loader>"
-    # Without the global, QEMU's ACPI hot plug would own the slots, which only an operating system answers.
-    extra = "<qemu:arg value='-global'/><qemu:arg value='ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off'/>"
-    return _domain(spec, boot, "", f"<qemu:commandline>{extra}</qemu:commandline>")
+    return _domain(spec, boot, "", _NATIVE_HOTPLUG)
+
+
+def deaf_xml(spec: GuestSpec) -> str:
+    """A guest that stays in QEMU's own SeaBIOS, without anything to boot: it never answers a removal request.
+
+    Its slots are ACPI's, as in an ordinary domain: there a reset completes a removal that nobody has answered.
+    """
+    return _domain(spec, "", "")
+
+
+def hostdev_xml(address: str, bus: int) -> str:
+    """A card for a guest, at slot 0 function 0 of the guest's `bus`; `address` is the host's, "0000:01:00.0"."""
+    domain, host_bus, slot, function = re.split("[:.]", address)
+    source = f"domain='0x{domain}' bus='0x{host_bus}' slot='0x{slot}' function='0x{function}'"
+    return f"""<hostdev mode='subsystem' type='pci' managed='no'>
+      <source><address {source}/></source>
+      <rom bar='off'/>
+      <address type='pci' domain='0x0000' bus='0x{bus:02x}' slot='0x00' function='0x0'/>
+    </hostdev>"""
 
 
 def _domain(spec: GuestSpec, boot: str, devices: str, extra: str = "") -> str:
     ports = "<controller type='pci' model='pcie-root-port'/>" * 6  # two in use, four empty for cards (design 04 §4.2)
+    devices += "".join(hostdev_xml(address, bus) for address, bus in spec.cards)
+    devices += "<vsock model='virtio'><cid auto='yes'/></vsock>" if spec.vsock else ""
     return f"""<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{spec.name}</name>
   <uuid>{spec.uuid}</uuid>
@@ -160,18 +184,11 @@ def run(channel: Path, script: str, timeout_s: float = 60.0) -> Ran:
 
 
 def _connected(channel: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        folder = os.open(channel.parent, os.O_PATH | os.O_DIRECTORY)
-        try:
-            connection.connect(f"/proc/self/fd/{folder}/{channel.name}")  # a socket's own path may hold 107 bytes only
-        finally:
-            os.close(folder)
+        return sockets.connected(channel)
     except OSError as error:
-        connection.close()
         why = f"{channel.stem}: no such guest is running here ({error.strerror})"
         raise Unreachable(f"{why}. Next: kvmpool lab status") from error
-    return connection
 
 
 def _answer(connection: socket.socket, mark: bytes, deadline: float, name: str) -> tuple[int, str]:
