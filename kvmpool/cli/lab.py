@@ -1,5 +1,7 @@
 """`kvmpool lab`: a real pool on this machine alone, without a GPU: namespaces, libvirtd, soft cards, QEMU guests.
 
+With --vfio its host is a machine of its own instead, with an IOMMU and PCI cards to pass through (lab_vfio.py).
+
 Needs root. Nothing of it touches the machine's own libvirt, network or files.
 """
 
@@ -14,12 +16,14 @@ from typing import Any, TypeVar
 
 import click
 
+from kvmpool.cli import lab_vfio
 from kvmpool.cli.output import output_option, paint, print_fields, print_value
-from kvmpool.errors import Denied
+from kvmpool.errors import Denied, Refused
 from kvmpool.lab import guests
 from kvmpool.lab.folder import Folder, default_folder
 from kvmpool.lab.pool import SOCKET, Lab, Status
 from kvmpool.lab.story import tell
+from kvmpool.lab.vfio_pool import VfioLab
 from kvmpool.native import native
 from kvmpool.softgpu.faults import FORMS
 
@@ -43,9 +47,19 @@ def _demo_folder_option(function: F) -> F:
 
 
 def _lab(folder: Path) -> Lab:
+    _require_root()
+    return Lab(Folder(folder.absolute()))
+
+
+def _vfio_lab(folder: Path) -> VfioLab | None:
+    """The lab in `folder` where it is one with an IOMMU."""
+    _require_root()
+    return lab_vfio.lab_in(folder)
+
+
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise Denied("the lab needs root, for namespaces and libvirtd. Next: sudo kvmpool lab ...")
-    return Lab(Folder(folder.absolute()))
 
 
 @click.group()
@@ -55,9 +69,13 @@ def lab() -> None:
 
 @lab.command()
 @_folder_option
-def up(folder: Path) -> None:
+@click.option("--vfio", is_flag=True, help="A host with an IOMMU and PCI cards, for passthrough; up to a minute.")
+def up(folder: Path, vfio: bool) -> None:
     """Start the lab: a host with libvirtd and kvmpoold, and two soft cards."""
     chosen = _lab(folder)
+    if vfio:
+        lab_vfio.up(folder)
+        return
     host = chosen.up(click.echo)
     click.echo(f"Next: kvmpool lab guest vm0, then kvmpool lab exec -- virsh start vm0. API: {host.outside(SOCKET)}")
 
@@ -71,16 +89,27 @@ def down(folder: Path) -> None:
 
 @lab.command()
 @_folder_option
+def reboot(folder: Path) -> None:
+    """Take the power of the VFIO lab's host away and boot it again; only what is on its disk is still there."""
+    if (chosen := _vfio_lab(folder)) is None:
+        raise Refused(f"no VFIO lab in {folder}: only its host can reboot. Next: kvmpool lab up --vfio")
+    chosen.reboot().start_libvirt()
+    click.echo("the host has rebooted and runs libvirtd")
+
+
+@lab.command()
+@_folder_option
 @output_option
 def status(folder: Path, output: str) -> None:
     """The lab's host, daemons, cards and domains. The pool itself: kvmpool lab exec -- kvmpool status."""
-    body = _status_body(_lab(folder).status())
+    vfio = _vfio_lab(folder)
+    body = lab_vfio.status(vfio) if vfio else _status_body(_lab(folder).status())
     if output != "table":
         print_value(body, output, lambda b: [b["folder"]])
         return
     fields = [("Folder", body["folder"]), ("Host", body["host"])]
     fields += [(name, paint(state)) for name, state in body["daemons"].items()]
-    fields += [(f"Card {card['index']}", _card_line(card)) for card in body["cards"]]
+    fields += [(f"Card {card.get('name', card.get('index'))}", _card_line(card)) for card in body["cards"]]
     fields += list(body["domains"].items())
     print_fields(fields)
 
@@ -105,6 +134,8 @@ def _status_body(seen: Status) -> dict[str, Any]:
 
 
 def _card_line(card: dict[str, Any]) -> str:
+    if "ids" in card:
+        return f"{card['address']}, {card['ids']}, {card['driver'] or 'no driver'}"
     faults = ", ".join(card["faults"]) or "no fault"
     return f"{card['address']}, {faults}, {card['processes']} processes, {card['memory_used_mib']} MiB used"
 
@@ -114,12 +145,15 @@ def _card_line(card: dict[str, Any]) -> str:
 @click.argument("card")
 @click.argument("words", nargs=-1, required=True, metavar="FAULT")
 def fault(folder: Path, card: str, words: tuple[str, ...]) -> None:
-    """Let a fault happen to a soft CARD (its index, uuid or PCI address): xid N, lost, ecc, hang, slow, heal."""
-    _lab(folder).fault(card, " ".join(words))
+    """Let a fault happen to a CARD (its index, uuid or PCI address; in the VFIO lab its name or address)."""
+    if (vfio := _vfio_lab(folder)) is not None:
+        lab_vfio.fault(vfio, card, " ".join(words))
+    else:
+        _lab(folder).fault(card, " ".join(words))
     click.echo(f"card {card}: {' '.join(words)}")
 
 
-fault.help = f"{fault.help}\n\nFAULT: {FORMS}"
+fault.help = f"{fault.help}\n\nFAULT: {FORMS}\n\nIn the VFIO lab: {lab_vfio.FORMS}"
 
 
 @lab.command()
@@ -127,9 +161,16 @@ fault.help = f"{fault.help}\n\nFAULT: {FORMS}"
 @click.argument("name")
 @click.option("--memory", default=1024, show_default=True, help="MiB of GPU memory that it claims; 0: no claim.")
 @click.option("--number", default=1, show_default=True, type=click.IntRange(1, 99), help="Address: 10.77.0.100+N.")
+@click.option("--card", "cards", multiple=True, help="In the VFIO lab: a card to pass through, by name or address.")
+@click.option("--deaf", is_flag=True, help="In the VFIO lab: a guest that never answers a removal request.")
 @click.option("--start", "starts", is_flag=True, help="Start it and wait until it has booted.")
-def guest(folder: Path, name: str, memory: int, number: int, starts: bool) -> None:
-    """Define a Linux guest with the example programs, and with a vGPU claim."""
+def guest(folder: Path, name: str, memory: int, number: int, cards: tuple[str, ...], deaf: bool, starts: bool) -> None:
+    """Define a Linux guest with the example programs and a vGPU claim; in the VFIO lab one that is only firmware."""
+    if (vfio := _vfio_lab(folder)) is not None:
+        lab_vfio.guest(vfio, name, cards, deaf, starts)
+        return
+    if cards or deaf:
+        raise Refused("--card and --deaf are for the VFIO lab. Next: kvmpool lab up --vfio")
     chosen = _lab(folder)
     host = chosen.host()
     claims = (f'name="gpu0" mode="vgpu" memory="{memory}"',) if memory else ()
@@ -149,6 +190,8 @@ def guest(folder: Path, name: str, memory: int, number: int, starts: bool) -> No
 @click.argument("words", nargs=-1, required=True, metavar="PROGRAM [ARGUMENT]...")
 def run(folder: Path, timeout_s: float, name: str, words: tuple[str, ...]) -> None:
     """Run a program in the guest NAME: deviceQuery, vectorAdd, matrixMul, loop, or anything of busybox."""
+    if _vfio_lab(folder) is not None:
+        raise lab_vfio.refuse("kvmpool lab run")
     ran = _lab(folder).run(name, guests.command(words), timeout_s)
     click.echo(ran.output, nl=False)
     sys.exit(ran.code)
@@ -156,9 +199,12 @@ def run(folder: Path, timeout_s: float, name: str, words: tuple[str, ...]) -> No
 
 @lab.command("exec", context_settings={"ignore_unknown_options": True})
 @_folder_option
+@click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="In the VFIO lab: seconds for its end.")
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARGUMENT]...")
-def exec_(folder: Path, words: tuple[str, ...]) -> None:
-    """Run a command inside the lab's host, e.g. `kvmpool lab exec -- virsh list`, or `bash`."""
+def exec_(folder: Path, timeout_s: float, words: tuple[str, ...]) -> None:
+    """Run a command inside the lab's host, e.g. `kvmpool lab exec -- virsh list`; not in the VFIO lab: `bash`."""
+    if (vfio := _vfio_lab(folder)) is not None:
+        lab_vfio.execute(vfio, words, timeout_s)
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # so that `kvmpool` is found in it
     found = str(native("softgpu-cuda").parent)  # the soft cards' libraries, where a driver's would be
     environment = {"TERM": os.environ.get("TERM", "dumb"), "PATH": path, "LD_LIBRARY_PATH": found}
