@@ -111,8 +111,8 @@ class Client:
             raise Unreachable(f"{self.socket} does not speak kvmpool's API. Next: kvmpool doctor") from error
 
     @contextmanager
-    def _connected(self, method: str, path: str) -> Iterator[_Connection]:
-        connection = _Connection(self.socket, self._deadline_s)
+    def _connected(self, method: str, path: str) -> Iterator[Connection]:
+        connection = self._connection()
         try:
             yield connection
         except TimeoutError as error:
@@ -124,6 +124,9 @@ class Client:
         finally:
             connection.close()
 
+    def _connection(self) -> Connection:
+        return Connection(self.socket, self._deadline_s)
+
     def _unreachable(self, error: OSError | HTTPException) -> Unreachable:
         if isinstance(error, PermissionError):
             return Unreachable(f"kvmpoold's socket {self.socket}: permission denied. Next: be root or in group kvmpool")
@@ -132,7 +135,7 @@ class Client:
         return Unreachable(f"kvmpoold does not answer at {self.socket} ({why}). Next: systemctl start kvmpoold")
 
 
-class _Connection(HTTPConnection):
+class Connection(HTTPConnection):
     """HTTP over the unix socket at `path`."""
 
     def __init__(self, path: Path, deadline_s: float) -> None:
@@ -155,7 +158,7 @@ class _Connection(HTTPConnection):
 
 
 def _ask(
-    connection: _Connection, method: str, path: str, params: dict[str, str], body: dict[str, Any] | None
+    connection: Connection, method: str, path: str, params: dict[str, str], body: dict[str, Any] | None
 ) -> HTTPResponse:
     target = "/v1" + quote(path, safe="/%:@,;=+!$&'()*~")
     if params:

@@ -10,18 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvmpool.errors import NotFound, Unreachable
+from kvmpool.api.client import Client
+from kvmpool.errors import KvmpoolError, NotFound, Unreachable
 from kvmpool.lab import guests, images, process, vfio_cards, vfio_host, vfio_machine
 from kvmpool.lab.folder import Folder, State, cache_folder
 from kvmpool.lab.guests import GuestSpec
 from kvmpool.lab.pool import Lab
+from kvmpool.lab.vfio_client import HostClient
 from kvmpool.lab.vfio_host import VfioHost
+from kvmpool.native import native
 
 _FILES = "/run/kvmpool-lab"
 _CAPABILITIES = "/var/cache/libvirt/qemu/capabilities"
 _KVMPOOLD = (sys.executable, "-m", "kvmpool.kvmpoold")
 _KVMPOOLD_S = 300.0
-
+_HOOK_S = 90.0  # everything is twenty times slower under TCG
+_SOFTGPU = "/run/kvmpool-softgpu"
 _LIBVIRTD_CONF = """\
 host_uuid = "0000000a-1111-4222-8333-444444444444"
 auth_unix_rw = "none"
@@ -49,6 +53,9 @@ match = [{", ".join(f'"{ids}"' for ids in vfio_cards.MATCH)}]
 
 [dataplane]
 listen = "vsock"
+
+[hook]
+deadline_s = {_HOOK_S}
 """
 
 Progress = Callable[[str], None]
@@ -142,6 +149,30 @@ class VfioLab:
         xml = guests.deaf_xml(spec) if deaf else guests.firmware_xml(spec, Path(rom))
         host.write(f"{_FILES}/{spec.name}.xml", xml)
         host.virsh("define", "--validate", f"{_FILES}/{spec.name}.xml")
+
+    def join(self) -> None:
+        """Install the hook, as `kvmpool host join` does on any host."""
+        words = ("host", "join", "--no-units", "--deadline", f"{_HOOK_S:g}")
+        self.host().run(sys.executable, "-m", "kvmpool.cli.main", *words, timeout_s=_KVMPOOLD_S)
+
+    def start_kvmpoold(self) -> None:
+        """Start it and return when its API answers."""
+        host = self.host()
+        libraries = {"LD_LIBRARY_PATH": str(native("softgpu-cuda").parent), "KVMPOOL_SOFTGPU": _SOFTGPU}
+        host.start_daemon("kvmpoold", *_KVMPOOLD, environment=libraries)
+        if not process.holds_within(self._answers, _KVMPOOLD_S, 0.5):
+            raise host.silent("kvmpoold", "does not answer")
+
+    def _answers(self) -> bool:
+        try:
+            self.client().get("/status")
+        except KvmpoolError:
+            return False
+        return True
+
+    def client(self) -> Client:
+        """kvmpoold's API, from outside the host."""
+        return HostClient(self.folder.path)
 
     def wait_for_guest(self, spec: GuestSpec, marker: str = "READY", timeout_s: float = 120.0) -> str:
         """What the guest has printed, once `marker` is in it. Raises DeadlinePassed."""
