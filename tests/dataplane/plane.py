@@ -39,7 +39,8 @@ MAGIC, OP_HELLO, OP_WELCOME = 0x4B51, 1, 2
 
 def build(flavour: str) -> Path:
     """A folder with kvmpool-worker (echo session), -relay, -acceptor and fake/libcuda.so.1; built once per source."""
-    names = {Path(name).stem for name in SHARED} | {"account", "turns", "card", "session", "acceptor"}
+    names = {Path(name).stem for name in SHARED} | {"account", "turns", "cache", "blake2b", "card", "session"}
+    names.add("acceptor")
     kinds = ("worker", "relay", "confine")
     ours = [file for file in SOURCES.glob("*.[ch]") if file.stem in names or file.stem.startswith(kinds)]
     files = sorted([*ours, NATIVE / "echo_session.c", NATIVE / "fake_cuda.c"])
@@ -54,6 +55,7 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     programs = {
         "kvmpool-worker": [*map(str, sorted(SOURCES.glob("worker*.c"))), str(SOURCES / "account.c"),
                            str(SOURCES / "turns.c"), str(SOURCES / "card.c"),
+                           str(SOURCES / "cache.c"), str(SOURCES / "blake2b.c"),
                            *map(str, sorted(SOURCES.glob("confine*.c"))),
                            str(NATIVE / "echo_session.c"), *shared],
         "kvmpool-relay": [*map(str, SOURCES.glob("relay*.c")), *shared],

@@ -54,11 +54,12 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     made = generated(folder)
     (folder / "shim").mkdir(exist_ok=True)
     (folder / "stub").mkdir(exist_ok=True)
-    shared = [SOURCES / f"{name}.c" for name in ("frame", "handles", "ring", "window")]
+    shared = [SOURCES / f"{name}.c" for name in ("blake2b", "frame", "handles", "ring", "window")]
     library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
     guest_half = [*SOURCES.glob("shim_*.c"), *made.glob("shim_*.c")]
     session_flags = () if "-fsanitize=thread" in flags else flags  # it cannot have memory at the guest's addresses
     session = [*SOURCES.glob("session_*.c"), *made.glob("session_*.c"), SOURCES / "account.c", SOURCES / "turns.c"]
+    session += [SOURCES / "cache.c"]
     guest = [NATIVE / name for name in GUEST]
     jobs: list[list[str | Path]] = [
         [*flags, *library, *guest_half, *shared, "-o", folder / "shim/libcuda.so.1"],

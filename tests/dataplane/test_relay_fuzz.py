@@ -15,7 +15,7 @@ pytestmark = pytest.mark.native
 
 TARGETS = {
     "fuzz_relay": (),
-    "fuzz_worker": ("account.c", "confine.c", "confine_calls.c", "confine_cgroup.c", "turns.c"),
+    "fuzz_worker": ("account.c", "confine.c", "confine_calls.c", "confine_cgroup.c", "turns.c", "cache.c", "blake2b.c"),
 }
 SEEDS = {
     "fuzz_relay": [b"\x00\xff" + hello(), b"\x01\x10" + hello(), b"\x00\x10" + hello(token="0123456789abcdef" * 2),

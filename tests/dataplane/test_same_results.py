@@ -11,7 +11,7 @@ import pytest
 
 from kvmpool.lab import images
 from tests.dataplane.plane import VIRTUAL_UUID
-from tests.dataplane.remote import MEMORY_MIB, Remote, remote
+from tests.dataplane.remote import MEMORY_MIB, Done, Remote, remote
 from tests.dataplane.shim import NATIVE, SOURCES
 from tests.softgpu.nvrtc import ptx
 
@@ -133,6 +133,7 @@ def test_with_kvmpool_sync_a_fault_is_of_the_launch_that_made_it(place: Remote, 
 
 
 def test_a_training_step_costs_one_round_trip(place: Remote, program: list[Path]) -> None:
+    place.guest([*program, "step"], STEPS="0")  # from here on the worker has the image
     cold, warm = (place.guest([*program, "step"], STEPS=steps) for steps in ("0", "1"))
     assert cold.code == warm.code == 0, warm
     calls = int(warm.lines[0].split("=")[1])
@@ -156,3 +157,16 @@ def test_of_a_fatbin_only_what_the_card_can_use_is_sent(place: Remote, program: 
     whole = int(done.lines[0].split("=")[1])
     assert whole > 2_000_000
     assert done.stats["bytes_out"] < whole + 100_000, "loaded three times: two in part, the damaged one whole"
+
+
+def test_an_image_is_sent_once_for_all_processes_of_a_claim(place: Remote, program: list[Path]) -> None:
+    def load(image: str, loads: int) -> Done:
+        done = place.guest([*program, "load"], IMAGE=image, LOADS=str(loads), KVMPOOL_SHM="0")
+        assert done.code == 0, done
+        return done
+
+    first, again, other = load("first", 3), load("first", 3), load("other", 1)
+    assert 1 << 20 < first.stats["bytes_out"] < 2 << 20, "the second and third load of the process send none"
+    assert again.stats["bytes_out"] < 1 << 16, "nor does another process"
+    assert again.lines == first.lines
+    assert other.stats["bytes_out"] > 1 << 20, "another image is another image"

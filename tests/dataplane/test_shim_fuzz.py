@@ -87,7 +87,8 @@ def test_fuzz_ring(tmp_path: Path) -> None:
 def test_fuzz_session(tmp_path: Path) -> None:
     made = shim.generated(tmp_path)
     sources = [
-        shim.SOURCES / f"{name}.c" for name in (*SESSION, "frame", "handles", "account", "turns", "ring", "window")
+        shim.SOURCES / f"{name}.c"
+        for name in (*SESSION, "frame", "handles", "account", "turns", "cache", "blake2b", "ring", "window")
     ]
     sources.append(made / "session_handlers.c")
     assert fuzz(tmp_path, "fuzz_session", sources, [frames.life(), *frames.each_call()], 2000) > 500

@@ -332,6 +332,30 @@ static void case_fatbin(void)
     say("damaged", cu(cuModuleLoadData, &module, fat.bytes) != 0);
 }
 
+/* A large image, loaded LOADS times. */
+static void case_load(void)
+{
+    enum { PADDING = 1 << 20 };
+    char *image = malloc(PADDING + strlen(kernels) + 1);
+    CUmodule module;
+    CUdeviceptr at;
+    int n = 64, rounds = 1;
+    void *params[] = {&at, &n, &rounds};
+
+    memset(image, '\n', PADDING);
+    strcpy(image + PADDING, kernels);
+    memcpy(image, "// ", 3);
+    snprintf(image + 3, 40, "%s", getenv("IMAGE"));
+    image[3 + strlen(getenv("IMAGE"))] = '\n';
+    must(cuMemAlloc_v2, &at, (size_t)4096);
+    must(cuMemsetD8_v2, at, (unsigned char)3, (size_t)4096);
+    for (int i = 0; i < atoi(getenv("LOADS")); i++) {
+        must(cuModuleLoadData, &module, image);
+        say("run", run(named(module, "mix"), 1, NULL, params));
+    }
+    say_card("result", at, 4096);
+}
+
 /* A copy that names no stream is over before a kernel in a stream that waits for nobody. */
 static void case_overtaking(void)
 {
@@ -695,7 +719,7 @@ int main(int argc, char **argv)
     } cases[] = {
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
         {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
-        {"step", case_step}, {"allocations", case_allocations}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
+        {"step", case_step}, {"load", case_load}, {"allocations", case_allocations}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
     };
     const char *wanted = argv[argc - 1];
 

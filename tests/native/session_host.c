@@ -90,6 +90,7 @@ int main(int argc, char **argv)
     session.memory_bytes = strtoull(argv[2], NULL, 0);
     session.account = kp_account_new(session.memory_bytes);
     session.account->pinned_limit = 1ull << 30; /* host memory is not what these tests are about */
+    session.cache = kp_cache_new();
     memcpy(session.uuid, "0123456789abcdef", 16);
     snprintf(address.sun_path, sizeof address.sun_path, "%s.new", argv[1]);
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 64) != 0)

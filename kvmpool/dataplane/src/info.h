@@ -10,6 +10,8 @@
 #define KP_PARAM_BYTES_MAX 32764 /* of one launch; CUDA's own limit since 12.1 */
 #define KP_IMAGE_MAX (1ull << 28) /* bytes of one module image */
 #define KP_FATBIN_MAX (1ull << 32) /* bytes of a container, before it is pruned */
+#define KP_CACHE_MIN 4096u /* bytes of an image for which it is worth to ask whether the worker has it */
+#define KP_NOT_CACHED 0x6b70 /* result of module_find and library_find: send it. No CUresult, and never the program's */
 #define KP_LOG_MAX 8192 /* bytes of a compiler's log */
 #define KP_JIT_OPTIONS_MAX 32 /* of one compilation */
 #define KP_BLOCK_SIZES_MAX 1024 /* for which an occupancy callback is asked */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "account.h"
+#include "cache.h"
 #include "frame.h"
 #include "turns.h"
 
@@ -17,6 +18,7 @@ struct kp_session {
     uint8_t uuid[16];      /* of the claim's virtual GPU */
     char pci[16];
     struct kp_account *account; /* shared by all sessions of the claim */
+    struct kp_cache *cache;     /* likewise; NULL: no image is kept */
     unsigned slot;              /* this session's line in the account */
     int log_fd;                 /* one line an event; -1: none */
     struct kp_turns turns;      /* the claim's place at the card; page NULL: nothing is measured */

@@ -96,20 +96,14 @@ static void unload(struct kp_server *s, void *object, enum kp_kind kind)
 
 typedef CUresult (*load_function)(struct kp_server *s, void **object, const void *image, struct kp_compiler *compiler);
 
-static int load_image(struct kp_server *s, struct kp_work *w, load_function load, enum kp_kind kind, uint64_t parent)
+/* The image in memory, with an end behind it. */
+static int make(struct kp_server *s, struct kp_work *w, load_function load, enum kp_kind kind, const void *image, struct kp_compiler *compiler)
 {
-    struct kp_compiler *compiler = malloc(sizeof *compiler);
-    unsigned char *image = NULL;
+    uint64_t parent = kind == KP_MODULE ? w->home_number : 0;
     void *object = NULL;
-    int rc;
+    int rc = kp_may_adopt(s, w->in[KP_MODULE_LOAD_HANDLE], kind);
 
-    if (compiler == NULL) {
-        rc = kp_drain_bulk(s, w->seq, w->in[KP_MODULE_LOAD_BYTES]);
-        return rc != 0 ? rc : CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if ((rc = kp_compiler_read(w, compiler)) != 0 || (rc = kp_image_take(s, w, w->in[KP_MODULE_LOAD_BYTES], &image)) != 0)
-        goto out;
-    if ((rc = kp_may_adopt(s, w->in[KP_MODULE_LOAD_HANDLE], kind)) == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS)
         rc = load(s, &object, image, compiler);
     if (rc == CUDA_SUCCESS && (rc = kp_own_charge(s)) != CUDA_SUCCESS)
         unload(s, object, kind);
@@ -117,13 +111,54 @@ static int load_image(struct kp_server *s, struct kp_work *w, load_function load
         rc = kp_adopt_under(s, w->in[KP_MODULE_LOAD_HANDLE], kind, object, parent, 0);
     if (rc >= 0)
         kp_compiler_give(w, compiler, NULL);
+    return rc;
+}
+
+static int load_image(struct kp_server *s, struct kp_work *w, load_function load, enum kp_kind kind)
+{
+    uint64_t bytes = w->in[KP_MODULE_LOAD_BYTES];
+    struct kp_compiler *compiler = malloc(sizeof *compiler);
+    uint8_t hash[KP_HASH_BYTES];
+    unsigned char *image = NULL;
+    int rc;
+
+    if (compiler == NULL) {
+        rc = kp_drain_bulk(s, w->seq, bytes);
+        return rc != 0 ? rc : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if ((rc = kp_compiler_read(w, compiler)) != 0 || (rc = kp_image_take(s, w, bytes, &image)) != 0)
+        goto out;
+    rc = make(s, w, load, kind, image, compiler);
+    if (rc == CUDA_SUCCESS && bytes >= KP_CACHE_MIN && s->session->cache != NULL) {
+        kp_hash(image, bytes, hash);
+        kp_cache_put(s->session->cache, hash, image, bytes);
+    }
 out:
+    free(image);
+    free(compiler);
+    return rc;
+}
+
+static int find_image(struct kp_server *s, struct kp_work *w, load_function load, enum kp_kind kind)
+{
+    struct kp_compiler *compiler = malloc(sizeof *compiler);
+    unsigned char *image = NULL;
+    int rc;
+
+    if (compiler == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if ((rc = kp_compiler_read(w, compiler)) == 0) {
+        image = kp_cache_get(s->session->cache, (const uint8_t *)&w->in[KP_MODULE_FIND_HASH0], w->in[KP_MODULE_FIND_BYTES]);
+        rc = image != NULL ? make(s, w, load, kind, image, compiler) : KP_NOT_CACHED;
+    }
     free(image);
     free(compiler);
     return rc;
 }
 _Static_assert((int)KP_MODULE_LOAD_HANDLE == (int)KP_LIBRARY_LOAD_HANDLE && (int)KP_MODULE_LOAD_BYTES == (int)KP_LIBRARY_LOAD_BYTES,
                "load_image");
+_Static_assert((int)KP_MODULE_FIND_HANDLE == (int)KP_MODULE_LOAD_HANDLE && (int)KP_LIBRARY_FIND_HASH0 == (int)KP_MODULE_FIND_HASH0,
+               "find_image");
 
 static CUresult load_module(struct kp_server *s, void **object, const void *image, struct kp_compiler *compiler)
 {
@@ -137,10 +172,20 @@ static CUresult load_library(struct kp_server *s, void **object, const void *ima
 
 int kp_do_module_load(struct kp_server *s, struct kp_work *w)
 {
-    return load_image(s, w, load_module, KP_MODULE, w->home_number);
+    return load_image(s, w, load_module, KP_MODULE);
 }
 
 int kp_do_library_load(struct kp_server *s, struct kp_work *w)
 {
-    return load_image(s, w, load_library, KP_LIBRARY, 0);
+    return load_image(s, w, load_library, KP_LIBRARY);
+}
+
+int kp_do_module_find(struct kp_server *s, struct kp_work *w)
+{
+    return find_image(s, w, load_module, KP_MODULE);
+}
+
+int kp_do_library_find(struct kp_server *s, struct kp_work *w)
+{
+    return find_image(s, w, load_library, KP_LIBRARY);
 }

@@ -262,6 +262,8 @@ int kp_do_copy_in(struct kp_server *s, struct kp_work *w);
 int kp_do_copy_out(struct kp_server *s, struct kp_work *w);
 int kp_do_arena_in(struct kp_server *s, struct kp_work *w);
 int kp_do_arena_out(struct kp_server *s, struct kp_work *w);
+int kp_do_module_find(struct kp_server *s, struct kp_work *w);
+int kp_do_library_find(struct kp_server *s, struct kp_work *w);
 int kp_do_names(struct kp_server *s, struct kp_work *w);
 int kp_do_library_load(struct kp_server *s, struct kp_work *w);
 int kp_do_library_module(struct kp_server *s, struct kp_work *w);

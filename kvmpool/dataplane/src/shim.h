@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "blake2b.h"
 #include "calls.h"
 #include "cuda_abi.h"
 #include "frame.h"
@@ -202,6 +203,7 @@ struct kp_image {
     const void *data;
     size_t bytes;
     void *owned; /* memory to free, or NULL */
+    uint64_t hash[KP_HASH_BYTES / sizeof(uint64_t)]; /* of its content, from KP_CACHE_MIN bytes on */
 };
 struct kp_log_buffer {
     char *text;

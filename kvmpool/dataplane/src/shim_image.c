@@ -71,6 +71,12 @@ static size_t image_bytes(const void **image)
     return strlen(*image) + 1;
 }
 
+static void name_image(struct kp_image *image)
+{
+    if (image->bytes >= KP_CACHE_MIN)
+        kp_hash(image->data, image->bytes, (uint8_t *)image->hash);
+}
+
 static CUresult find_image(struct kp_image *image, const void *data)
 {
     const uint32_t fatbin = FATBIN;
@@ -81,8 +87,10 @@ static CUresult find_image(struct kp_image *image, const void *data)
     image->bytes = image_bytes(&image->data);
     if (image->bytes > sizeof(struct fatbin_header) && image->bytes <= KP_FATBIN_MAX && memcmp(image->data, &fatbin, sizeof fatbin) == 0)
         kp_fatbin_prune(image);
-    if (image->bytes > 0 && image->bytes <= KP_IMAGE_MAX)
+    if (image->bytes > 0 && image->bytes <= KP_IMAGE_MAX) {
+        name_image(image);
         return CUDA_SUCCESS;
+    }
     kp_image_drop(image);
     return CUDA_ERROR_INVALID_IMAGE;
 }
@@ -103,6 +111,7 @@ CUresult kp_image_read(struct kp_image *image, const char *path)
         kp_read_full(fd, image->owned, (size_t)status.st_size) == 0) {
         image->data = image->owned;
         image->bytes = (size_t)status.st_size + 1;
+        name_image(image);
         rc = CUDA_SUCCESS;
     }
     close(fd);
@@ -178,14 +187,32 @@ void kp_jit_give(const struct kp_jit *jit, const void *bytes, size_t got)
     give_log(jit, &jit->error, text + logs.info_bytes, logs.error_bytes);
 }
 
+/* Asks whether the worker has it. Holds `tx` again where it has not. */
+static CUresult ask_for(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit, struct kp_answer *answer)
+{
+    uint64_t in[KP_MODULE_FIND_IN] = {[KP_MODULE_FIND_HANDLE] = handle, [KP_MODULE_FIND_BYTES] = image->bytes};
+    CUresult rc;
+
+    memcpy(&in[KP_MODULE_FIND_HASH0], image->hash, sizeof image->hash);
+    rc = kp_ask(op, in, KP_MODULE_FIND_IN, jit->options, jit->count * (uint32_t)sizeof jit->options[0], answer);
+    if (rc != KP_NOT_CACHED)
+        return rc;
+    rc = op == KP_OP_module_find ? kp_enter() : kp_enter_any();
+    return rc == CUDA_SUCCESS ? KP_NOT_CACHED : rc;
+}
+
 static CUresult send_image(uint16_t op, uint64_t handle, const struct kp_image *image, const struct kp_jit *jit)
 {
     char reply[sizeof(struct kp_logs) + 2 * KP_LOG_MAX];
     struct kp_answer answer = {.bytes = reply, .room = sizeof reply};
     uint64_t in[KP_MODULE_LOAD_IN] = {[KP_MODULE_LOAD_HANDLE] = handle, [KP_MODULE_LOAD_BYTES] = image->bytes};
-    CUresult rc;
+    CUresult rc = KP_NOT_CACHED;
 
-    rc = kp_send_bulk(op, in, KP_MODULE_LOAD_IN, jit->options, jit->count * (uint32_t)sizeof jit->options[0], image->data, image->bytes, &answer);
+    if (image->bytes >= KP_CACHE_MIN)
+        rc = ask_for(op == KP_OP_library_load ? KP_OP_library_find : KP_OP_module_find, handle, image, jit, &answer);
+    if (rc == KP_NOT_CACHED)
+        rc = kp_send_bulk(op, in, KP_MODULE_LOAD_IN, jit->options, jit->count * (uint32_t)sizeof jit->options[0], image->data,
+                          image->bytes, &answer);
     kp_jit_give(jit, reply, answer.got);
     return rc;
 }

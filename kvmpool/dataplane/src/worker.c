@@ -91,6 +91,7 @@ static int open_account(void)
     if (worker.options.pinned_mib)
         worker.account->pinned_limit = worker.options.pinned_mib << 20;
     shared->account = worker.account;
+    shared->cache = kp_cache_new();
     shared->memory_bytes = worker.account->limit;
     shared->log_fd = STDERR_FILENO;
     shared->launch_timeout_ms = worker.options.launch_timeout_ms;
