@@ -142,19 +142,6 @@ int kp_driver_load(struct kp_server *s, char *text, size_t room)
     return -ENOSYS;
 }
 
-int kp_print_start(struct kp_server *s)
-{
-    (void)s;
-    return -ENOSYS;
-}
-
-int kp_print_give(struct kp_server *s, uint32_t seq)
-{
-    (void)s;
-    (void)seq;
-    return 0;
-}
-
 int kp_meter_start(struct kp_server *s)
 {
     (void)s;
