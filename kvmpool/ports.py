@@ -238,10 +238,12 @@ class Relays(Protocol):
 
     async def list(self) -> tuple[RelaySeen, ...]: ...
 
-    async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
+    async def open(
+        self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str, shared_mib: int = 0
+    ) -> RelaySeen:
         """Start the domain's relay listening; `endpoint` "" chooses one. Idempotent.
 
-        Writes the guest's endpoint and token files.
+        Writes the guest's endpoint and token files, and makes the memory behind its device of shared memory, if any.
         """
 
     async def point(

@@ -145,6 +145,7 @@ class Hooks:
                 boot_id=self._clock.boot_id(),
                 started=holder is not None,
                 holder=holder,
+                shared_mib=asked.shared_mib,
             )
             claims = [self._claim(asked, spec, rows, attempt, n, endpoint) for n, spec in enumerate(specs)]
             named = {claim.key for claim in claims}

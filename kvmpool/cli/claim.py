@@ -75,6 +75,9 @@ def show(claim_name: str, output: str) -> None:
 @click.option("--compute", help="Guaranteed percent of a card's compute, 1-100. Without it: best effort.")
 @click.option("--compute-limit", help="Most percent of a card's compute it ever gets, 1-100; 100 where not given.")
 @click.option("--priority", help="0-100; 50 where not given.")
+@click.option(
+    "--shared-memory", help="Of the domain and this host, for faster copies: 256MiB, 1GiB, ...; 0 removes it."
+)
 @click.option("--set", "extra", multiple=True, metavar="KEY=VALUE", help="Any other attribute of <claim>; repeatable.")
 def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str | None) -> None:
     """Write a claim into DOMAIN's metadata. It is served from the domain's next start on."""

@@ -103,7 +103,7 @@ def _domain(
         return
     served = [claim for claim in claims if claim.spec.mode is Mode.VGPU]
     if served:
-        yield from _relay(view, domain, served, relay)
+        yield from _relay(view, domain, served, relay, attempt.shared_mib if attempt is not None else 0)
         if relay is not None and seen is not None and running and seen.pid not in (0, relay.follows):
             yield FollowDomain(domain, seen.pid)
     elif relay is not None:
@@ -127,11 +127,13 @@ def _withdrawn(view: DomainsView, domain: DomainUuid, has_claims: bool, attempt:
     return ""
 
 
-def _relay(view: DomainsView, domain: DomainUuid, claims: list[Claim], relay: RelaySeen | None) -> Iterator[DomainStep]:
+def _relay(
+    view: DomainsView, domain: DomainUuid, claims: list[Claim], relay: RelaySeen | None, shared_mib: int
+) -> Iterator[DomainStep]:
     if relay is None:
         names = tuple(claim.key.name for claim in claims)
         endpoint = next((claim.endpoint for claim in claims if claim.endpoint), "")
-        yield OpenRelay(domain, claims[0].domain_name, names, endpoint)
+        yield OpenRelay(domain, claims[0].domain_name, names, endpoint, shared_mib)
         return
     for claim in claims:
         yield from _point(view, claim, relay)

@@ -266,6 +266,7 @@ class Attempt:
     boot_id: BootId
     started: bool = False
     holder: Process | None = None
+    shared_mib: int = 0  # of the domain's device of shared memory; 0: it has none
 
 
 @dataclass(frozen=True, slots=True)

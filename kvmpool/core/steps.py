@@ -139,6 +139,7 @@ class OpenRelay:
     domain_name: str
     claims: tuple[str, ...]
     endpoint: str
+    shared_mib: int = 0  # of the domain's device of shared memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,9 @@ class DomainHands(_Hands):
         match step:
             case OpenRelay():
                 self._checkpoint("before-open-relay")
-                relay = await self._relays.open(step.domain, step.domain_name, step.claims, step.endpoint)
+                relay = await self._relays.open(
+                    step.domain, step.domain_name, step.claims, step.endpoint, step.shared_mib
+                )
                 log.info("%s: relay listens (%s)", step.domain_name, relay.endpoint)
                 self._checkpoint("after-open-relay")
             case PointRelay():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvmpool.core.model import DomainUuid, Generation, RelaySeen
 from kvmpool.dataplane import control, launch, lock
+from kvmpool.dataplane.windows import Windows
 from kvmpool.errors import DeadlinePassed, KvmpoolError, Refused, Unreachable
 from kvmpool.native import native
 
@@ -35,13 +36,21 @@ class ProcessRelays:
     """
 
     def __init__(
-        self, folder: Path, guests: Path, *, listen: str, guest_group: str = "", program: Path | None = None
+        self,
+        folder: Path,
+        guests: Path,
+        *,
+        listen: str,
+        guest_group: str = "",
+        program: Path | None = None,
+        windows: Windows | None = None,
     ) -> None:
         self._folder = folder
         self._guests = guests
         self._listen = listen
         self._group = guest_group
         self._program = program
+        self._windows = windows or Windows(guest_group)
         self._watched: dict[DomainUuid, socket.socket] = {}  # relays that we are responsible for
 
     async def list(self) -> tuple[RelaySeen, ...]:
@@ -55,7 +64,9 @@ class ProcessRelays:
             self._unwatch(gone)
         return tuple(await asyncio.gather(*(self._look(domain, who) for domain, who in found)))
 
-    async def open(self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
+    async def open(
+        self, domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str, shared_mib: int = 0
+    ) -> RelaySeen:
         """See the port. Raises Unreachable when it does not listen, e.g. as the address is taken.
 
         No `endpoint` and no living relay: a new life of the domain, with a new token. What an earlier one left is void.
@@ -65,7 +76,10 @@ class ProcessRelays:
             shutil.rmtree(self._guests / domain, ignore_errors=True)
         self._write(domain, "token", self._read(domain, "token") or secrets.token_hex(16))
         if who is None:
-            await self._launch(domain, domain_name, claims, endpoint or self._choose(domain))
+            window = (
+                ["--window", str(self._windows.prepare(domain, shared_mib, new=not endpoint))] if shared_mib else []
+            )
+            await self._launch(domain, domain_name, claims, endpoint or self._choose(domain), window)
             who = lock.holder(self._path(domain, "relay.lock"))
         if who is None:
             raise Unreachable(f"{domain_name}: its relay ended at once: {self._last_words(domain)}")
@@ -99,6 +113,7 @@ class ProcessRelays:
                 lock.send_signal(who, number)
             if await lock.wait_free(path, STOP_S):
                 self._unwatch(domain)
+                self._windows.remove(domain)
                 shutil.rmtree(path.parent, ignore_errors=True)
                 shutil.rmtree(self._guests / domain, ignore_errors=True)
                 return
@@ -141,12 +156,15 @@ class ProcessRelays:
         points = {name: Generation(claim["generation"]) for name, claim in claims if claim["state"] == "pointed"}
         return RelaySeen(domain, str(seen["endpoint"]), who.pid, points, int(seen["sessions"]), int(seen["follows"]))
 
-    async def _launch(self, domain: DomainUuid, name: str, claims: Sequence[str], where: str) -> None:
+    async def _launch(
+        self, domain: DomainUuid, name: str, claims: Sequence[str], where: str, more: Sequence[str]
+    ) -> None:
         log = self._path(domain, "relay.log")
         launch.prepare(log)
         options = [
             "--uuid", domain, "--domain", name[:200], "--dir", str(self._folder), "--endpoint", where,
             "--token-file", str(self._guests / domain / "token"), *(w for claim in claims for w in ("--claim", claim)),
+            *more,
         ]  # fmt: skip
         word = await launch.launch(self._program or native("relay"), options, f"relay {name}", log, START_S)
         if not word.startswith(("ready", "busy")):

@@ -42,6 +42,7 @@ class GuestSpec:
     memory_mib: int = 256
     cards: tuple[tuple[str, int], ...] = ()  # passed through: the host's PCI address, and the guest's bus for it (2-6)
     vsock: bool = False
+    shared_mib: int = 0  # of its device of shared memory; 0: it has none
 
     @property
     def uuid(self) -> str:
@@ -66,10 +67,15 @@ def linux_xml(spec: GuestSpec, kernel: Path, initrd: str) -> str:
     """A Linux guest, 128 MiB and more, that runs kvmpool's shim; `kernel` and `initrd` as the host sees them."""
     boot = f"""<kernel>{kernel}</kernel><initrd>{initrd}</initrd>
     <cmdline>{COMMAND_LINE} kvmpool.address={spec.address}</cmdline>"""
-    channel = f"""<channel type='unix'>
+    devices = f"""<channel type='unix'>
       <source mode='bind' path='{spec.channel}'/><target type='virtio' name='org.kvmpool.lab'/>
     </channel>"""
-    return _domain(spec, boot, channel)
+    if spec.shared_mib:
+        devices += f"""
+    <shmem name='kvmpool-{spec.uuid}' role='master'>
+      <model type='ivshmem-plain'/><size unit='M'>{spec.shared_mib}</size>
+    </shmem>"""
+    return _domain(spec, boot, devices)
 
 
 def firmware_xml(spec: GuestSpec, firmware: Path) -> str:

@@ -73,6 +73,8 @@ def _settle(hostdir: str, hostname: str, address: str, mac: str, binds: list[str
     for parent in ("etc", "var/lib"):  # mount points that the machine may lack, without creating them on the machine
         skeleton = os.path.join(hostdir, "skeleton", parent)
         _mount("overlay", "/" + parent, "overlay", MS_RDONLY, f"lowerdir={skeleton}:/{parent}")
+    # A guest's shared memory is named after its uuid, which is the same in every lab.
+    _mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777")
     for bind in binds:
         source, target = bind.split(":")
         _mount(source, target, None, MS_BIND)

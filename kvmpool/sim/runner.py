@@ -26,6 +26,7 @@ from kvmpool.daemon.turns import Loop
 from kvmpool.errors import KvmpoolError, Unreachable
 from kvmpool.ports import Store
 from kvmpool.sim.gate import Gate
+from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
     SimCards,
     SimClock,
@@ -33,7 +34,6 @@ from kvmpool.sim.world import (
     SimHealthSource,
     SimHost,
     SimHypervisor,
-    SimRelays,
     SimWorkers,
     World,
 )

@@ -17,6 +17,7 @@ from lxml import etree
 from kvmpool.core.model import ClaimSpec, DomainUuid
 from kvmpool.errors import ClaimInvalid, NotFound
 from kvmpool.virt.claim_attributes import refusal, shown, spec_of
+from kvmpool.virt.shared_memory import put_shared, shared_mib_in
 
 NAMESPACE = "urn:kvmpool:domain:1"
 PREFIX = "kvmpool"
@@ -36,13 +37,15 @@ class DomainClaims:
     uuid: DomainUuid
     name: str
     claims: tuple[ClaimSpec, ...]
+    shared_mib: int = 0  # of its device of shared memory
 
 
 def claims_of(xml: str) -> DomainClaims:
     """Uuid, name and claims of a domain. Raises ClaimInvalid with one line for virsh's user."""
     root = parse(xml)
     uuid, name = identity_of(root)
-    return DomainClaims(uuid, name, claims_in(root, name))
+    claims = claims_in(root, name)
+    return DomainClaims(uuid, name, claims, shared_mib_in(root, uuid, name) if claims else 0)
 
 
 def parse(xml: str) -> etree._Element:
@@ -238,3 +241,10 @@ def with_fw_cfg(xml: str, entries: Mapping[str, str]) -> str | None:
     if not len(sysinfo):
         root.remove(sysinfo)
     return etree.tostring(root, encoding="unicode")
+
+
+def with_shared(xml: str, mib: int) -> str | None:
+    """The domain with a device of shared memory of that size (0: with none); None where it is so already."""
+    root = parse(xml)
+    uuid, _ = identity_of(root)
+    return etree.tostring(root, encoding="unicode") if put_shared(root, uuid, mib) else None

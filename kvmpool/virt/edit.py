@@ -25,24 +25,31 @@ from kvmpool.virt.domain_xml import (
     with_claim,
     with_fw_cfg,
     with_metadata,
+    with_shared,
     without_claim,
 )
+from kvmpool.virt.shared_memory import wanted_mib
 
 # SECURE: a definition that is read without it and written back has lost its passwords.
 _DEFINITION = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+SHARED = "shared_memory"  # beside the attributes of <claim>: it is a device of the domain, for all its claims
 
 
-def add_claim(connection: libvirt.virConnect, name: str, attributes: Mapping[str, str], guests: str) -> ClaimSpec:
+def add_claim(connection: libvirt.virConnect, name: str, given: Mapping[str, str], guests: str) -> ClaimSpec:
     """One claim more for the domain; what libvirt kept of it. `guests`: the folder of kvmpoold's files for guests.
+
+    `given`: the attributes of <claim>, and SHARED where the domain's device of shared memory is to be changed.
 
     Raises NotFound, ClaimInvalid, Refused; then the domain is as it was.
     """
     domain = _find(connection, name)
     before = domain.XMLDesc(_DEFINITION)
+    attributes = {key: value for key, value in given.items() if key != SHARED}
+    shared = wanted_mib(name, given[SHARED]) if SHARED in given else None
     element = with_claim(before, attributes)
     asked = spec_of(name, attributes)
     _check_schema(name, element)
-    _write(connection, domain, before, element, fw_cfg_entries(f"{guests}/{domain.UUIDString()}"))
+    _write(connection, domain, before, element, fw_cfg_entries(f"{guests}/{domain.UUIDString()}"), shared)
     if asked not in claims_of(domain.XMLDesc(_DEFINITION)).claims:
         connection.defineXML(before)
         raise Refused(f"domain {name}: libvirt did not keep claim {asked.name} as written. Next: virsh dumpxml {name}")
@@ -50,12 +57,15 @@ def add_claim(connection: libvirt.virConnect, name: str, attributes: Mapping[str
 
 
 def remove_claim(connection: libvirt.virConnect, name: str, claim: str, guests: str) -> None:
-    """The domain without that claim, and without our fw_cfg entries when it was the last. Raises NotFound, Refused."""
+    """The domain without that claim, and without our fw_cfg entries and device when it was the last.
+
+    Raises NotFound, Refused.
+    """
     domain = _find(connection, name)
     before = domain.XMLDesc(_DEFINITION)
     element = without_claim(before, claim)
     entries = fw_cfg_entries(f"{guests}/{domain.UUIDString()}") if element else {}
-    _write(connection, domain, before, element, entries)
+    _write(connection, domain, before, element, entries, None if element else 0)
 
 
 def _find(connection: libvirt.virConnect, name: str) -> libvirt.virDomain:
@@ -76,8 +86,12 @@ def _write(
     before: str,
     element: str | None,
     entries: Mapping[str, str],
+    shared: int | None,
 ) -> None:
-    definition = with_fw_cfg(before, entries)
+    """`shared`: the MiB of its device of shared memory, 0 for none, None to leave it as it is."""
+    told = with_fw_cfg(before, entries)
+    sharing = None if shared is None else with_shared(told or before, shared)
+    definition = sharing or told
     if definition is None:
         kind, config = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_CONFIG
         domain.setMetadata(kind, element, PREFIX, NAMESPACE, config)

@@ -18,13 +18,13 @@ from kvmpool.daemon.wake import follow
 from kvmpool.errors import NotFound
 from kvmpool.sim.modes import SimModes
 from kvmpool.sim.processes import SimProcesses
+from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
     SimCards,
     SimClock,
     SimDomain,
     SimHealthSource,
     SimHypervisor,
-    SimRelays,
     SimWorkers,
     World,
 )

@@ -31,6 +31,7 @@ from kvmpool.daemon.switches import AS_FOUND
 from kvmpool.daemon.turns import Loop
 from kvmpool.ports import Store
 from kvmpool.sim.modes import SimModes
+from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
     SimCards,
     SimClock,
@@ -38,7 +39,6 @@ from kvmpool.sim.world import (
     SimHealthSource,
     SimHost,
     SimHypervisor,
-    SimRelays,
     SimWorkers,
     World,
 )

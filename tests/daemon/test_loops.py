@@ -613,12 +613,14 @@ async def test_a_relay_that_does_not_answer_is_tried_again_and_holds_up_no_other
     relays = pool.domain._relays
     opening, refused = relays.open, 0
 
-    async def flaky(domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str) -> RelaySeen:
+    async def flaky(
+        domain: DomainUuid, domain_name: str, claims: Sequence[str], endpoint: str, shared_mib: int = 0
+    ) -> RelaySeen:
         nonlocal refused
         if domain_name == "vm1" and refused < 3:
             refused += 1
             raise Unreachable("relay of vm1 does not answer")
-        return await opening(domain, domain_name, claims, endpoint)
+        return await opening(domain, domain_name, claims, endpoint, shared_mib)
 
     relays.open = flaky  # type: ignore[method-assign]
     other = DomainUuid("00000000-0000-4000-8000-000000000002")

@@ -22,7 +22,7 @@ from tests.dataplane.waiting import wait_until as wait_until
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "kvmpool" / "dataplane" / "src"
 NATIVE = ROOT / "tests" / "native"
-SHARED = ("control.c", "json.c", "log.c", "loop.c", "options.c", "refuse.c", "frame.c")
+SHARED = ("control.c", "json.c", "log.c", "loop.c", "options.c", "refuse.c", "frame.c", "slots.c")
 WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wmissing-prototypes", f"-I{SOURCES}")
 FLAVOURS = {
     "checked": ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
@@ -33,14 +33,14 @@ CARD = "GPU-00000000-1111-2222-3333-444444444444"
 VIRTUAL_UUID = "0f0e0d0c-0b0a-0908-0706-050403020100"
 HELLO = struct.Struct("<I16s32s64sIIQQ64s")
 FRAME = struct.Struct("<HHHHII")
-WELCOME = struct.Struct("<i16s16s16sQQ160s")
+WELCOME = struct.Struct("<i16s16s16sQQ16sQQ160s")
 MAGIC, OP_HELLO, OP_WELCOME = 0x4B51, 1, 2
 
 
 def build(flavour: str) -> Path:
     """A folder with kvmpool-worker (echo session), -relay, -acceptor and fake/libcuda.so.1; built once per source."""
     names = {Path(name).stem for name in SHARED} | {"account", "turns", "cache", "blake2b", "card", "session"}
-    names.add("acceptor")
+    names |= {"acceptor", "window", "ring"}
     kinds = ("worker", "relay", "confine")
     ours = [file for file in SOURCES.glob("*.[ch]") if file.stem in names or file.stem.startswith(kinds)]
     files = sorted([*ours, NATIVE / "echo_session.c", NATIVE / "fake_cuda.c"])
@@ -124,7 +124,7 @@ class Guest:
         assert len(head) == FRAME.size, f"the connection ended without a welcome: {head!r}"
         magic, op, _, _, length, _ = FRAME.unpack(head)
         assert (magic, op, length) == (MAGIC, OP_WELCOME, WELCOME.size)
-        status, _, uuid, pci, memory, _, text = WELCOME.unpack(self.read(length))
+        status, _, uuid, pci, memory, _, _, _, _, text = WELCOME.unpack(self.read(length))
         return Welcome(status, memory, uuid, pci.rstrip(b"\0").decode(), text.rstrip(b"\0").decode())
 
     def ask(self, line: str) -> str:

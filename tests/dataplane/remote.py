@@ -95,8 +95,14 @@ def kernel_cache() -> Path:
 
 @contextmanager
 def remote(
-    folder: Path, memory_mib: int = MEMORY_MIB, pinned_mib: int = 0, claims: tuple[str, ...] = ("gpu0",)
+    folder: Path,
+    memory_mib: int = MEMORY_MIB,
+    pinned_mib: int = 0,
+    claims: tuple[str, ...] = ("gpu0",),
+    relay: tuple[str, ...] = (),
+    endpoint: str = "",
 ) -> Iterator[Remote]:
+    """`relay`: more of its options."""
     card = folder / "card"
     card.mkdir()
     (card / "cache").symlink_to(kernel_cache())
@@ -107,7 +113,7 @@ def remote(
     try:
         for claim in claims:
             plane.worker(claim=claim, memory_mib=memory_mib, pinned_mib=pinned_mib)
-        plane.relay(claims=claims)
+        plane.relay(*relay, endpoint=endpoint, claims=claims)
         for claim in claims:
             assert plane.point(claim=claim) == "OK", "the relay takes the worker"
         yield Remote(folder, plane)

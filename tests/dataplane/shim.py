@@ -24,6 +24,8 @@ FLAVOURS = {
     "plain": ("-O2",),
     "races": ("-O1", "-fsanitize=thread"),
     "checked": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    # its PCI devices are those below the folder it runs in
+    "device": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", '-DKP_PCI_DEVICES="pci"'),
 }
 MEMORY = 64 << 20
 WAYS = ("plain", "checked", "checked socket")  # a flavour, over shared memory unless it says "socket"
@@ -54,7 +56,7 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     made = generated(folder)
     (folder / "shim").mkdir(exist_ok=True)
     (folder / "stub").mkdir(exist_ok=True)
-    shared = [SOURCES / f"{name}.c" for name in ("blake2b", "frame", "handles", "ring", "window")]
+    shared = [SOURCES / f"{name}.c" for name in ("blake2b", "frame", "handles", "ring", "slots", "window")]
     library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
     guest_half = [*SOURCES.glob("shim_*.c"), *made.glob("shim_*.c")]
     session_flags = () if "-fsanitize=thread" in flags else flags  # it cannot have memory at the guest's addresses

@@ -351,7 +351,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stubs = DATAPLANE / "../softgpu/src"
     names = folder / "names.c"
     subprocess.run([sys.executable, stubs / "generate_stubs.py", "nvml", stubs / "nvml_names.txt", names], check=True)
-    shared = [SOURCES / f"{name}.c" for name in ("frame", "ring", "window", "shim_dial", "shim_log")]
+    names_of_shared = ("frame", "ring", "window", "slots", "shim_dial", "shim_log", "shim_slots")
+    shared = [SOURCES / f"{name}.c" for name in names_of_shared]
     sources = [NATIVE / "nvml_cases.c", *sorted(SOURCES.glob("gnvml_*.c")), *shared, names]
     programs = {}
     for name, checks in {"memory": "address,undefined", "races": "thread"}.items():

@@ -14,7 +14,7 @@ from tests.dataplane.plane import NATIVE, SHARED, SOURCES, hello
 pytestmark = pytest.mark.native
 
 TARGETS = {
-    "fuzz_relay": (),
+    "fuzz_relay": ("relay_window.c",),
     "fuzz_worker": ("account.c", "confine.c", "confine_calls.c", "confine_cgroup.c", "turns.c", "cache.c", "blake2b.c"),
 }
 SEEDS = {
@@ -22,7 +22,8 @@ SEEDS = {
                    b"\x02\x00POINT gpu0 1 64\n/nowhere/x.sock", b"\x02\x00UNPOINT gpu1\nbecause", b"\x02\x00STATUS",
                    b"\x02\x00FOLLOW 1 2", b"\x02\x00CLAIM gpu3", b"\x02\x00CLOSE"],
     "fuzz_worker": [b"\x00STATUS", b"\x00STOP", b"\x00RELAY 1", b"\x00RELAY 2", b"\x01KEEPALIVE",
-                    b"\x03SESSION\n" + hello()[16:], b"\x02SESSION\n" + hello()[16:]],
+                    b"\x03SESSION\n" + hello()[16:], b"\x02SESSION\n" + hello()[16:],
+                    b"\x0bSESSION 1048576 4096 " + b"0f" * 16 + b"\n" + hello()[16:]],
 }  # fmt: skip
 
 

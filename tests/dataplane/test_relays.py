@@ -16,6 +16,7 @@ import pytest
 from kvmpool.core.model import DomainUuid, Generation
 from kvmpool.dataplane import lock
 from kvmpool.dataplane.relays import ProcessRelays
+from kvmpool.dataplane.windows import Windows
 from kvmpool.errors import Unreachable
 from tests.dataplane.plane import UUID, Guest, Plane, gone, wait_until
 
@@ -244,3 +245,43 @@ def test_a_relay_follows_its_domains_process_without_anybody(plane: Plane, relay
         assert await lock.wait_free(plane.folder / "relays" / UUID / "relay.lock", 1.0)
 
     asyncio.run(story())
+
+
+def test_a_domain_s_shared_memory_is_there_before_its_qemu_and_goes_with_its_relay(plane: Plane) -> None:
+    group, shm = grp.getgrgid(os.getgid()).gr_name, plane.folder / "shm"
+    shm.mkdir()
+    file = shm / f"kvmpool-{UUID}"
+    file.write_text("what a stranger put there for QEMU to open")
+    file.chmod(0o666)
+    stranger = file.open("rb")
+
+    async def story() -> None:
+        relays = ProcessRelays(
+            plane.folder / "relays",
+            plane.folder / "guests",
+            listen="unix",
+            guest_group=group,
+            program=plane.programs / "kvmpool-relay",
+            windows=Windows(group, shm),
+        )
+        seen = await relays.open(DOMAIN, "vm0", ["gpu0"], "", 8)
+        ours = file.stat()
+        assert (stat.S_IMODE(ours.st_mode), ours.st_size, ours.st_nlink) == (0o660, 8 << 20, 1)
+        with stranger:
+            assert os.fstat(stranger.fileno()).st_nlink == 0, "nobody finds that one any more"
+        with file.open("rb") as head:
+            assert head.read(16) == b"kvmpool window 1"
+        os.kill(seen.pid, signal.SIGKILL)
+        wait_until(lambda: gone(seen.pid), 5.0, "the relay is killed")
+        assert file.exists(), "QEMU has it open"
+        await relays.open(DOMAIN, "vm0", ["gpu0"], seen.endpoint, 8)
+        assert file.stat().st_ino == ours.st_ino
+        await relays.close(DOMAIN)
+        assert not file.exists()
+
+    asyncio.run(story())
+
+
+def test_shared_memory_that_cannot_be_made_is_told(plane: Plane) -> None:
+    with pytest.raises(Unreachable, match="its shared memory .* cannot be made"):
+        Windows("", plane.folder / "nowhere").prepare(DOMAIN, 8, new=True)

@@ -71,7 +71,7 @@ def test_fuzz_frame(tmp_path: Path) -> None:
 
 
 def test_fuzz_hello(tmp_path: Path) -> None:
-    seeds = [frames.hello()[16:], frames.hello(claim=b"a-b_9")[16:], bytes(228), b"\xff\xff\xff\xff" + bytes(224)]
+    seeds = [frames.hello()[16:], frames.hello(claim=b"a-b_9")[16:], bytes(260), b"\xff\xff\xff\xff" + bytes(256)]
     seeds.append(bytes(1200))  # of figures
     assert fuzz(tmp_path, "fuzz_hello", [], seeds, 1300) > 1000
 

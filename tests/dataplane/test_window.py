@@ -58,7 +58,7 @@ class Side:
         self.at = 0
 
     def _rest(self) -> None:
-        left = 228
+        left = 260
         while left:
             left -= len(self.line.recv(left))
 
@@ -215,7 +215,7 @@ def worker(path: Path, memory: Callable[[], list[int]]) -> Iterator[list[int]]:
                 if not hello:
                     return
                 flags.append(struct.unpack_from("<I", hello, 16 + 4 + 16 + 32 + 64 + 4)[0])
-                body = bytearray(228)
+                body = bytearray(260)
                 body[4:20] = frames.table().capability_hash()
                 made = memory() if flags[-1] else []
                 socket.send_fds(line, [frame(frames.WELCOME, bytes(body), 0, 0)], made)

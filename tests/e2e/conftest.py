@@ -67,13 +67,14 @@ def _session_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 def _compiled(target: Path) -> tuple[Path, ...]:
     """The tests' own guest programs."""
-    hog, loader, monitor = target / "hog", target / "loader", target / "monitor"
+    hog, loader, monitor, pinned = (target / name for name in ("hog", "loader", "monitor", "pinned"))
     gcc = ["gcc", "-O2", "-Wall", "-Werror"]
     process.run([*gcc, "-o", hog, _SOURCES / "hog.c", native("shim")], timeout_s=60)
     # ld warns that a static program's dlopen needs the same glibc at run time: the guest has it
     process.run(["gcc", "-O2", "-static", "-o", loader, _SOURCES / "loader.c"], timeout_s=60)
     process.run([*gcc, "-o", monitor, _SOURCES / "monitor.c"], timeout_s=60)
-    return hog, loader, monitor
+    process.run([*gcc, "-o", pinned, _SOURCES / "pinned.c", native("shim")], timeout_s=60)
+    return hog, loader, monitor, pinned
 
 
 @pytest.fixture

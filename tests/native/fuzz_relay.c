@@ -50,6 +50,7 @@ static void start_once(void)
 
     if (started++)
         return;
+    the_relay.window.fd = -1;
     relay_guests_init(&the_relay);
     relay_claims_init(&the_relay);
     for (unsigned i = 0; i < RELAY_CONTROLS; i++)

@@ -13,6 +13,7 @@
 #define recv other_side_rings
 #define poll other_side_left
 #define clock_gettime time_passes
+#define nanosleep other_side_acts
 #include "../../kvmpool/dataplane/src/ring.c"
 #undef syscall
 
@@ -66,6 +67,14 @@ ssize_t other_side_rings(int fd, void *to, size_t room, int flags)
     return left == 0 ? 0 : 1;
 }
 
+int other_side_acts(const struct timespec *wanted, struct timespec *rest)
+{
+    (void)wanted;
+    (void)rest;
+    move();
+    return 0;
+}
+
 int other_side_left(struct pollfd *line, nfds_t lines, int timeout)
 {
     (void)lines;
@@ -78,6 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static unsigned char *bytes, *mine;
     struct kp_ring in, out;
+    bool far;
 
     if (bytes == NULL) {
         bytes = malloc(KP_RING_BYTES);
@@ -86,8 +96,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     script = data;
     left = size;
     memset(&words, 0, sizeof words);
-    kp_ring_init(&in, &words, bytes, -1);
-    kp_ring_init(&out, &words, bytes, -1);
+    far = number(1) & 1;
+    kp_ring_init(&in, &words, bytes, -1, far);
+    kp_ring_init(&out, &words, bytes, -1, far);
     in.vain = out.vain = VAIN_MAX;
     in.at = number(4);
     out.at = number(4);

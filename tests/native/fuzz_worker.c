@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +12,9 @@
 
 static struct worker worker;
 static enum worker_peer_kind speaking;
+
+#define FILE_BYTES (2u << 20)
+static int file = -1; /* behind a device of shared memory */
 
 static void must(int holds)
 {
@@ -24,12 +28,13 @@ void worker_end(struct worker *self, const char *reason)
     (void)reason;
 }
 
-void worker_session_start(struct worker *self, int guest_fd, const struct kp_hello *hello)
+void worker_session_start(struct worker *self, int guest_fd, const struct kp_hello *hello, const struct kp_place *place)
 {
     struct kp_hello again;
 
     must(speaking == PEER_RELAY && !kp_hello_check(hello, sizeof(*hello), &again));
     must(!strcmp(hello->claim, self->options.claim));
+    must(place->bytes <= FILE_BYTES && place->at <= FILE_BYTES - place->bytes && (!place->bytes || place->fd >= 0));
     close(guest_fd);
 }
 
@@ -61,6 +66,8 @@ static void start_once(void)
     worker.options.generation = 1;
     worker.account = kp_account_new(1 << 20);
     must(worker.account && !kp_loop_open(&worker.loop));
+    file = memfd_create("device", 0);
+    must(file >= 0 && !ftruncate(file, FILE_BYTES));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -76,7 +83,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     worker.relay_connected = speaking == PEER_RELAY;
     *peer = (struct worker_peer){ .watch = { .on_event = on_peer, .fd = pair[1] }, .kind = speaking };
     must(!kp_loop_watch(&worker.loop, &peer->watch, EPOLLIN));
-    kp_control_send(pair[0], data + 1, size - 1, data[0] & 2 ? passed[0] : data[0] & 4 ? STDIN_FILENO : -1);
+    kp_control_send_two(pair[0], data + 1, size - 1, data[0] & 2 ? passed[0] : data[0] & 4 ? STDIN_FILENO : -1,
+                        data[0] & 8 ? file : -1);
     kp_loop_turn(&worker.loop, 0);
     drop(&worker, peer);
     close(pair[0]);

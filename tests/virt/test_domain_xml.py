@@ -14,7 +14,17 @@ from kvmpool.core.model import ClaimSpec, Hold, Mode, Numa, OnFailure, OnUnplug,
 from kvmpool.errors import ClaimInvalid, NotFound
 from kvmpool.native import data
 from kvmpool.virt.claim_attributes import ATTRIBUTES
-from kvmpool.virt.domain_xml import NAMESPACE, cid_of, claims_of, fw_cfg_entries, with_claim, with_fw_cfg, without_claim
+from kvmpool.virt.domain_xml import (
+    NAMESPACE,
+    cid_of,
+    claims_of,
+    fw_cfg_entries,
+    with_claim,
+    with_fw_cfg,
+    with_shared,
+    without_claim,
+)
+from kvmpool.virt.shared_memory import wanted_mib
 
 UUID = "4f2e1c8a-7d39-4b60-9a15-c0de00000001"
 
@@ -406,3 +416,66 @@ def test_fw_cfg_entries_are_set_replaced_and_taken_out_beside_those_of_others() 
 )
 def test_a_running_domains_vsock_address_is_read(devices: str, cid: int) -> None:
     assert cid_of(f"<domain><name>vm0</name><devices>{devices}</devices></domain>") == cid
+
+
+def sharing(shmem: str) -> str:
+    return domain(claims(VGPU)).replace("<devices/>", f"<devices>{shmem}</devices>")
+
+
+def shmem(name: str = f"kvmpool-{UUID}", model: str = "ivshmem-plain", size: str = "<size unit='M'>64</size>") -> str:
+    return f"<shmem name='{name}'><model type='{model}'/>{size}</shmem>"
+
+
+@pytest.mark.parametrize(
+    ("size", "mib"),
+    [("<size unit='M'>64</size>", 64), ("<size unit='KiB'>8192</size>", 8), ("<size>8388608</size>", 8)],
+)
+def test_a_domain_s_shared_memory_is_read(size: str, mib: int) -> None:
+    assert claims_of(sharing(shmem(size=size))).shared_mib == mib
+    assert claims_of(sharing(shmem("somebody-else") + shmem(size=size))).shared_mib == mib
+    assert claims_of(sharing(shmem("somebody-else"))).shared_mib == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        (shmem("kvmpool-00000000-0000-4000-8000-000000000000"), f"is not its own. Allowed: kvmpool-{UUID}"),
+        (shmem("kvmpool-"), "is not its own"),
+        (shmem() + shmem(), "it has 2"),
+        (shmem(model="ivshmem-doorbell"), "Allowed: ivshmem-plain"),
+        (f"<shmem name='kvmpool-{UUID}'/>", "Allowed: ivshmem-plain"),
+        (shmem(size=""), "a power of two from 8MiB to 64GiB"),
+        (shmem(size="<size unit='M'>96</size>"), "a power of two"),
+        (shmem(size="<size unit='M'>4</size>"), "a power of two"),
+        (shmem(size="<size unit='T'>1</size>"), "a power of two"),
+        (shmem(size="<size unit='M'>-64</size>"), "a power of two"),
+    ],
+)
+def test_shared_memory_that_is_not_the_domain_s_own_is_refused(device: str, told: str) -> None:
+    with pytest.raises(ClaimInvalid, match=told.replace("(", ".")):
+        claims_of(sharing(device))
+
+
+def test_shared_memory_is_written_changed_and_taken_out_again() -> None:
+    other, kept = shmem("somebody-else"), 'name="somebody-else"'
+    given = with_shared(sharing(other), 64)
+    assert given is not None
+    assert (claims_of(given).shared_mib, kept in given) == (64, True)
+    assert with_shared(given, 64) is None
+    more = with_shared(given, 128)
+    assert more is not None
+    assert claims_of(more).shared_mib == 128
+    without = with_shared(more, 0)
+    assert without is not None
+    assert (claims_of(without).shared_mib, kept in without) == (0, True)
+    assert with_shared(without, 0) is None
+
+
+@pytest.mark.parametrize("text", ["96MiB", "4MiB", "1TiB", "-8MiB", "", "128GiB"])
+def test_shared_memory_of_a_size_that_no_device_has_is_refused(text: str) -> None:
+    with pytest.raises(ClaimInvalid, match="a power of two from 8MiB to 64GiB, or 0 for none"):
+        wanted_mib("vm0", text)
+
+
+def test_shared_memory_of_a_right_size_is_taken() -> None:
+    assert [wanted_mib("vm0", text) for text in ("0", "8", "64MiB", "1 GiB")] == [0, 8, 64, 1024]

@@ -120,5 +120,6 @@ uint64_t kp_account_clear(struct kp_account *account, unsigned slot)
         return 0;
     atomic_store(&account->pid[slot], 0);
     atomic_store(&account->pinned[slot], 0);
+    atomic_store(&account->shared[slot], 0);
     return atomic_exchange(&account->slot[slot], 0);
 }

@@ -16,6 +16,7 @@ struct kp_account {
     _Atomic uint64_t slot[KP_ACCOUNT_SLOTS];
     uint64_t pinned_limit; /* likewise, of page-locked host memory; at first equal to `limit` */
     _Atomic uint64_t pinned[KP_ACCOUNT_SLOTS];
+    _Atomic uint32_t shared[KP_ACCOUNT_SLOTS]; /* 1: the slot's process has shared memory with its session */
     _Atomic uint32_t pid[KP_ACCOUNT_SLOTS]; /* in the guest, as the slot's process says; 0: none, or an observer */
 };
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define LOCK_TRIES 50 /* times 10 ms */
-#define FDS_MAX 4     /* descriptors a message may carry before the kernel drops the rest; all but the first are closed */
+#define FDS_MAX 4     /* descriptors a message may carry before the kernel drops the rest; all but two are closed */
 
 /* The 22nd field of /proc/PID/stat: clock ticks since boot; with the pid it names a process for good. */
 uint64_t kp_start_time(pid_t pid)
@@ -160,23 +160,30 @@ int kp_peer_allowed(int fd)
 
 int kp_control_send(int fd, const void *text, size_t length, int pass_fd)
 {
+    return kp_control_send_two(fd, text, length, pass_fd, -1);
+}
+
+int kp_control_send_two(int fd, const void *text, size_t length, int pass_fd, int second_fd)
+{
+    const int fds[2] = { pass_fd, second_fd };
+    size_t room = (pass_fd >= 0) * sizeof(int) + (pass_fd >= 0 && second_fd >= 0) * sizeof(int);
     union {
-        char bytes[CMSG_SPACE(sizeof(int))];
+        char bytes[CMSG_SPACE(sizeof(fds))];
         struct cmsghdr align;
     } control = { 0 };
     struct iovec part = { .iov_base = (void *)(uintptr_t)text, .iov_len = length };
     struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
 
-    if (pass_fd >= 0) {
+    if (room) {
         struct cmsghdr *rights;
 
         header.msg_control = control.bytes;
-        header.msg_controllen = sizeof(control.bytes);
+        header.msg_controllen = CMSG_SPACE(room);
         rights = CMSG_FIRSTHDR(&header);
         rights->cmsg_level = SOL_SOCKET;
         rights->cmsg_type = SCM_RIGHTS;
-        rights->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(rights), &pass_fd, sizeof(int));
+        rights->cmsg_len = CMSG_LEN(room);
+        memcpy(CMSG_DATA(rights), fds, room);
     }
     return sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
 }
@@ -217,10 +224,8 @@ int kp_control_accept(int listener)
     return -EACCES;
 }
 
-static int take_descriptor(struct msghdr *header)
+static void take_descriptors(struct msghdr *header, struct kp_message *message)
 {
-    int first = -1;
-
     for (struct cmsghdr *part = CMSG_FIRSTHDR(header); part; part = CMSG_NXTHDR(header, part)) {
         size_t count;
 
@@ -231,13 +236,23 @@ static int take_descriptor(struct msghdr *header)
             int fd;
 
             memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
-            if (first < 0)
-                first = fd;
+            if (message->passed_fd < 0)
+                message->passed_fd = fd;
+            else if (message->second_fd < 0)
+                message->second_fd = fd;
             else
                 close(fd);
         }
     }
-    return first;
+}
+
+void kp_message_close(struct kp_message *message)
+{
+    if (message->passed_fd >= 0)
+        close(message->passed_fd);
+    if (message->second_fd >= 0)
+        close(message->second_fd);
+    message->passed_fd = message->second_fd = -1;
 }
 
 static void cut_into_words(struct kp_message *message, size_t length)
@@ -276,14 +291,12 @@ int kp_control_receive(int fd, struct kp_message *message)
                  .msg_controllen = sizeof(control.bytes) };
     ssize_t length = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
-    message->passed_fd = -1;
+    message->passed_fd = message->second_fd = -1;
     if (length < 0)
         return errno == EINTR ? -EAGAIN : -errno;
-    message->passed_fd = take_descriptor(&header);
+    take_descriptors(&header, message);
     if (length == 0 || (header.msg_flags & MSG_TRUNC)) {
-        if (message->passed_fd >= 0)
-            close(message->passed_fd);
-        message->passed_fd = -1;
+        kp_message_close(message);
         return length == 0 ? 0 : -EMSGSIZE;
     }
     cut_into_words(message, (size_t)length);

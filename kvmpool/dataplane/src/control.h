@@ -26,7 +26,7 @@ struct kp_message {
     size_t words;
     char *payload; /* after the first newline; terminated; "" where absent */
     size_t payload_length;
-    int passed_fd; /* -1, or the receiver's to close */
+    int passed_fd, second_fd; /* -1, or the receiver's to close */
 };
 
 /* Opens, flocks (retrying 500 ms: a reader may be trying it) and fills `directory/name` with "pid start-time". The descriptor
@@ -45,8 +45,9 @@ int kp_unix_connect(const char *path, int type);
 /* Whether the peer of this unix socket is root or our own user. */
 int kp_peer_allowed(int fd);
 
-/* Never blocks, never raises SIGPIPE. `pass_fd` -1: none. 0 or -errno. */
+/* Never blocks, never raises SIGPIPE. A descriptor of -1: none. 0 or -errno. */
 int kp_control_send(int fd, const void *text, size_t length, int pass_fd);
+int kp_control_send_two(int fd, const void *text, size_t length, int pass_fd, int second_fd);
 int kp_control_say(int fd, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The object that was written as the answer, or that it does not fit a message. */
@@ -57,6 +58,7 @@ int kp_control_accept(int listener);
 
 /* 1: a message; 0: the peer closed; -EAGAIN: nothing now; other -errno: the connection is unusable. */
 int kp_control_receive(int fd, struct kp_message *message);
+void kp_message_close(struct kp_message *message); /* the descriptors that nobody took */
 
 /* The stream socket that came with it, the caller's from now on; -1 where none did. */
 int kp_control_stream(struct kp_message *message);

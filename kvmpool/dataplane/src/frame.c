@@ -87,6 +87,8 @@ int kp_welcome_check(const void *body, size_t length, struct kp_welcome *out)
     memcpy(&welcome, body, sizeof welcome);
     if (welcome.status > 0 || welcome.status < -4095)
         return -EPROTO;
+    if (welcome.window_at > KP_DEVICE_MAX || welcome.window_bytes > KP_DEVICE_MAX - welcome.window_at)
+        return -EPROTO;
     if (text_check(welcome.pci, sizeof welcome.pci) != 0 || text_check(welcome.text, sizeof welcome.text) != 0)
         return -EPROTO;
     *out = welcome;

@@ -28,6 +28,7 @@
 #define KP_VA_PAGE (1ull << 21)   /* va_base, and every mapping, is a multiple of this */
 #define KP_VA_MIN (1ull << 32)
 #define KP_VA_MAX (1ull << 47)
+#define KP_DEVICE_MAX (1ull << 40) /* bytes of a device of shared memory */
 
 enum kp_op {
     KP_OP_HELLO = 1,
@@ -44,7 +45,8 @@ enum kp_op {
 
 #define KP_HELLO_WINDOW 1u
 #define KP_HELLO_OBSERVER 2u
-#define KP_HELLO_FLAGS_KNOWN (KP_HELLO_WINDOW | KP_HELLO_OBSERVER)
+#define KP_HELLO_DEVICE 4u
+#define KP_HELLO_FLAGS_KNOWN (KP_HELLO_WINDOW | KP_HELLO_OBSERVER | KP_HELLO_DEVICE)
 
 #define KP_PRINT_MAX (4u << 20) /* bytes of kernels' text that are kept for one reply; of more, the oldest go */
 #define KP_FIGURE_PROCESSES 64u /* of one claim at once */
@@ -74,6 +76,7 @@ struct kp_hello {
     char token[64];        /* empty on vsock and unix */
     uint32_t pid;          /* in the guest; for logs only */
     uint32_t flags;        /* KP_HELLO_WINDOW: may be sent a window of shared memory with the welcome; */
+                           /* KP_HELLO_DEVICE: sees a PCI device of shared memory, and may be told its place in it; */
                            /* KP_HELLO_OBSERVER: makes no calls, only asks for figures; caps_hash is not looked at */
     uint64_t nonce;        /* differs for each guest process; for logs and a later RESUME */
     uint64_t va_base;      /* first device address of this session */
@@ -89,9 +92,12 @@ struct kp_welcome {
     char pci[16];          /* likewise, "0000:41:00.0" */
     uint64_t memory_bytes; /* of the claim */
     uint64_t keepalive;    /* milliseconds between pings, 0: none */
+    uint8_t device[16];    /* which device of shared memory (slots.h) has this process's window, */
+    uint64_t window_at;    /* and where in it */
+    uint64_t window_bytes; /* 0: it has none there */
     char text[160];        /* why, one line, where status is not 0 */
 } __attribute__((packed));
-_Static_assert(sizeof(struct kp_welcome) == 228, "welcome");
+_Static_assert(sizeof(struct kp_welcome) == 260, "welcome");
 
 struct kp_figure_process {
     uint32_t pid; /* in the guest, its own word */

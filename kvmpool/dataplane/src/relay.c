@@ -148,6 +148,7 @@ static int serve(struct relay *relay)
  * one that failed is left in `what`. */
 static int open_all(struct relay *relay, const char *directory, const char *path, const char **what)
 {
+    const struct relay_options *options = &relay->options;
     int rc = kp_lock_take(directory, "relay.lock"); /* held until the process ends */
 
     *what = "the lock";
@@ -167,6 +168,12 @@ static int open_all(struct relay *relay, const char *directory, const char *path
     rc = relay_listen(relay);
     if (rc)
         return rc;
+    *what = options->window;
+    rc = relay_window_open(relay);
+    if (rc) { /* its guests go without, by their sockets */
+        kp_log(KP_WARNING, "shared memory: %s: %s", options->window, strerror(-rc));
+        relay->window.fd = -1;
+    }
     *what = path;
     return relay_control_listen(relay, path);
 }
@@ -204,6 +211,8 @@ int main(int argc, char **argv)
     unlink(path);
     if (relay->unix_path[0])
         unlink(relay->unix_path);
+    if (relay->window.fd >= 0)
+        unlink(options->window);
     kp_log(KP_INFO, "ended");
     return rc ? 1 : 0;
 }

@@ -11,6 +11,7 @@
 #include "json.h"
 #include "log.h"
 #include "loop.h"
+#include "slots.h"
 
 #define RELAY_CLAIMS 16u
 #define RELAY_GUESTS 1024u         /* sockets in all states: 16 claims of 64 sessions */
@@ -28,6 +29,7 @@
 
 struct relay_options {
     char uuid[KP_UUID_MAX], domain[KP_DOMAIN_MAX], directory[KP_PATH_MAX], endpoint[RELAY_ENDPOINT_MAX], token_file[KP_PATH_MAX];
+    char window[KP_PATH_MAX]; /* the file behind the domain's device of shared memory; empty: it has none */
     uint64_t hello_ms, hold_ms;
     int ready_fd; /* -1, or where "ready <endpoint>" is written once */
     int detach;
@@ -62,6 +64,13 @@ struct relay_claim {
     struct relay_control *asker;   /* waits for CONNECTING to end; NULL when it left */
 };
 
+struct relay_window {
+    int fd; /* -1: there is none */
+    unsigned next;
+    uint8_t id[16];
+    struct kp_slots slots;
+};
+
 struct relay_control {
     struct kp_watch watch; /* first */
     uint64_t heard_ms;
@@ -78,6 +87,7 @@ struct relay {
     struct relay_guest guests[RELAY_GUESTS];
     struct relay_control controls[RELAY_CONTROLS];
     struct kp_watch control_listener;
+    struct relay_window window;
     char token[RELAY_TOKEN_MAX]; /* zero-filled; empty: none is asked for */
     char endpoint[RELAY_ENDPOINT_MAX];
     char unix_path[RELAY_ENDPOINT_MAX]; /* to unlink at the end */
@@ -101,6 +111,11 @@ void relay_guests_cut(struct relay *relay, const struct relay_claim *claim); /* 
 void relay_guests_expire(struct relay *relay, uint64_t now_ms);
 uint64_t relay_guests_next_ms(const struct relay *relay); /* when the next one expires; UINT64_MAX: none */
 unsigned relay_guests_count(const struct relay *relay, enum relay_guest_state state, const struct relay_claim *claim);
+
+/* relay_window.c: a descriptor that holds the lock on a window that nobody uses, for a session, and where that window is;
+ * or a negative errno: -EAGAIN: all are used. */
+int relay_window_open(struct relay *relay);
+int relay_window_take(struct relay *relay, uint64_t *at);
 
 /* relay_claims.c: where each claim points, and the one connection to its worker. */
 void relay_claims_init(struct relay *relay);

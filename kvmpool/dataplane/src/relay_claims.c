@@ -89,8 +89,7 @@ static void on_link(struct kp_watch *watch, uint32_t events)
         relay_claim_unpoint(&the_relay, claim, CLAIM_LOST, "its worker's connection ended");
         return;
     }
-    if (message.passed_fd >= 0)
-        close(message.passed_fd); /* a worker passes nothing back */
+    kp_message_close(&message); /* a worker passes nothing back */
     if (claim->state != CLAIM_CONNECTING)
         return;
     if (!strcmp(message.word[0], "OK")) {
@@ -155,12 +154,23 @@ void relay_claim_point(struct relay *relay, struct relay_claim *claim, uint64_t 
 
 int relay_claim_pass(struct relay *relay, struct relay_claim *claim, int guest_fd, const struct kp_hello *hello)
 {
-    char text[sizeof("SESSION\n") - 1 + sizeof(*hello)];
+    char text[128 + sizeof(*hello)];
+    uint64_t at = 0;
+    int rc, window = hello->flags & KP_HELLO_DEVICE ? relay_window_take(relay, &at) : -1;
+    int length = snprintf(text, sizeof(text), "SESSION");
 
-    (void)relay;
-    memcpy(text, "SESSION\n", sizeof("SESSION\n") - 1);
-    memcpy(text + sizeof("SESSION\n") - 1, hello, sizeof(*hello));
-    return kp_control_send(claim->link.fd, text, sizeof(text), guest_fd);
+    if (window >= 0) {
+        length += snprintf(text + length, sizeof(text) - (size_t)length, " %llu %llu ", (unsigned long long)at,
+                           (unsigned long long)relay->window.slots.bytes);
+        for (size_t i = 0; i < sizeof(relay->window.id); i++)
+            length += snprintf(text + length, sizeof(text) - (size_t)length, "%02x", relay->window.id[i]);
+    }
+    text[length++] = '\n';
+    memcpy(text + length, hello, sizeof(*hello));
+    rc = kp_control_send_two(claim->link.fd, text, (size_t)length + sizeof(*hello), guest_fd, window);
+    if (window >= 0)
+        close(window); /* the session holds the lock from now on */
+    return rc;
 }
 
 void relay_claims_tick(struct relay *relay, uint64_t now_ms)

@@ -169,8 +169,7 @@ static void on_control(struct kp_watch *watch, uint32_t events)
     kp_log_rated(&the_relay.rate, KP_WARNING, "a control connection is cut: unknown \"%.16s\"", message.word[0]);
     drop(&the_relay, control);
 out:
-    if (message.passed_fd >= 0)
-        close(message.passed_fd);
+    kp_message_close(&message);
 }
 
 static struct relay_control *place_for_control(struct relay *relay)

@@ -23,6 +23,7 @@ int relay_options_read(struct relay *relay, int argc, char **argv)
         { "dir", KP_TEXT, 1, options->directory, sizeof(options->directory), NULL },
         { "endpoint", KP_TEXT, 1, options->endpoint, sizeof(options->endpoint), NULL },
         { "token-file", KP_TEXT, 0, options->token_file, sizeof(options->token_file), NULL },
+        { "window", KP_TEXT, 0, options->window, sizeof(options->window), NULL },
         { "claim", KP_EACH, 0, relay, RELAY_CLAIMS, add_claim },
         { "hello-ms", KP_NUMBER, 0, &options->hello_ms, 60000, NULL },
         { "hold-ms", KP_NUMBER, 0, &options->hold_ms, 600000, NULL },

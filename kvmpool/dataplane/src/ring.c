@@ -15,15 +15,17 @@
 #define NAP_MS 20    /* in the futex; then the lifeline is looked at: how late an end of a sleeping peer is noticed */
 #define LOOK_MS 10   /* a ring that is never empty is looked after that often */
 #define SPINS 150    /* a pause each: 2 to 6 us on x86-64, less than a sleep and a wake-up cost */
+#define FAR_SPINS 1000 /* likewise: there a wake-up crosses a network device */
+#define REST_NS 50000 /* of a far writer that finds no room: the other side needs longer for a ring of bytes */
 #define VAIN_MAX 4   /* waits that spin in vain until it is given up */
 #define RETRY 64     /* of the waits after that, one spins */
 #define PIECE 65536u /* published at once: the reader copies one while the writer copies the next */
 
 enum { AWAKE, AT_FUTEX, AT_SOCKET };
 
-void kp_ring_init(struct kp_ring *ring, struct kp_ring_words *words, unsigned char *bytes, int fd)
+void kp_ring_init(struct kp_ring *ring, struct kp_ring_words *words, unsigned char *bytes, int fd, bool far)
 {
-    *ring = (struct kp_ring){.words = words, .bytes = bytes, .fd = fd};
+    *ring = (struct kp_ring){.words = words, .bytes = bytes, .fd = fd, .far = far};
 }
 
 /* True where the word moved on while spinning. Where that was in vain lately (the other side is busy, or has no processor
@@ -38,7 +40,7 @@ static bool spun(struct kp_ring *ring, _Atomic uint32_t *word, uint32_t seen)
         return false;
     if (ring->vain >= VAIN_MAX && ++ring->vain % RETRY != 0)
         return false;
-    for (int i = 0; i < SPINS; i++) {
+    for (int i = 0; i < (ring->far ? FAR_SPINS : SPINS); i++) {
         if (atomic_load_explicit(word, memory_order_acquire) != seen) {
             ring->vain = 0;
             return true;
@@ -116,8 +118,8 @@ static void await_bytes(struct kp_ring *ring)
 
     if (spun(ring, &words->written, ring->at))
         return;
-    atomic_store(&words->reader, AT_FUTEX);
-    if (atomic_load(&words->written) == ring->at && napped(&words->written, ring->at)) {
+    atomic_store(&words->reader, ring->far ? AT_SOCKET : AT_FUTEX);
+    if (atomic_load(&words->written) == ring->at && (ring->far || napped(&words->written, ring->at))) {
         atomic_store(&words->reader, AT_SOCKET);
         if (atomic_load(&words->written) == ring->at)
             listen_for_bell(ring);
@@ -160,14 +162,19 @@ static void publish(struct kp_ring *ring)
 /* The ring was full with the reader at `taken`. */
 static int await_room(struct kp_ring *ring, uint32_t taken)
 {
+    static const struct timespec rest = {.tv_nsec = REST_NS};
     struct kp_ring_words *words = ring->words;
 
     if (spun(ring, &words->taken, taken))
         return 0;
-    atomic_store(&words->writer, AT_FUTEX);
-    if (atomic_load(&words->taken) == taken)
-        napped(&words->taken, taken);
-    atomic_store(&words->writer, AWAKE);
+    if (ring->far) { /* the socket's bells are for this side's reader, which may be another thread */
+        nanosleep(&rest, NULL);
+    } else {
+        atomic_store(&words->writer, AT_FUTEX);
+        if (atomic_load(&words->taken) == taken)
+            napped(&words->taken, taken);
+        atomic_store(&words->writer, AWAKE);
+    }
     look(ring);
     return ring->ended ? -EPIPE : 0;
 }

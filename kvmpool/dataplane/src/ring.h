@@ -7,6 +7,7 @@
  * The socket that the two met on stays open. It is the lifeline: its end is the ring's end. It is also the bell of a
  * reader that sleeps for long: spinning, where it helped lately, costs a few microseconds, then a futex waits NAP_MS, then
  * the reader blocks on the socket until the writer sends one byte. An idle connection costs nothing, and no thread watches it.
+ * Where the two sides have a kernel each (a guest and its host) there is no futex: the reader goes from spinning to the socket.
  * This file does not know frames.
  */
 #ifndef KVMPOOL_RING_H
@@ -33,6 +34,7 @@ struct kp_ring {
     struct kp_ring_words *words;
     unsigned char *bytes;
     int fd;             /* the lifeline */
+    bool far;           /* the other side is under another kernel: no futex reaches it */
     uint32_t at;        /* this end's own counter */
     uint64_t looked_ms; /* at the lifeline */
     unsigned vain;      /* waits in a row in which spinning did not help */
@@ -40,7 +42,7 @@ struct kp_ring {
     uint32_t end;
 };
 
-void kp_ring_init(struct kp_ring *ring, struct kp_ring_words *words, unsigned char *bytes, int fd);
+void kp_ring_init(struct kp_ring *ring, struct kp_ring_words *words, unsigned char *bytes, int fd, bool far);
 
 /* At least one byte and at most `room`; 0 at the end, -EPROTO where the writer's counter cannot be. Blocking. */
 ssize_t kp_ring_read(struct kp_ring *ring, void *to, size_t room);

@@ -13,6 +13,13 @@
 #include "frame.h"
 #include "turns.h"
 
+/* Its place in the domain's device of shared memory (slots.h). */
+struct kp_place {
+    uint64_t at, bytes; /* bytes 0: it has none */
+    uint8_t device[16];
+    int fd; /* of the file behind the device; holds the lock on the place */
+};
+
 struct kp_session {
     uint64_t memory_bytes; /* what the claim shows and may use */
     uint8_t uuid[16];      /* of the claim's virtual GPU */
@@ -22,6 +29,7 @@ struct kp_session {
     unsigned slot;              /* this session's line in the account */
     int log_fd;                 /* one line an event; -1: none */
     struct kp_turns turns;      /* the claim's place at the card; page NULL: nothing is measured */
+    struct kp_place place;
     uint64_t launch_timeout_ms; /* a batch of launches that takes longer ends the session; 0: never */
 };
 

@@ -13,11 +13,12 @@
 static void have_registered(struct kp_server *s, struct kp_home *home, uint64_t chunk)
 {
     unsigned char *start = s->window.base + KP_ARENA_AT + chunk * KP_ARENA_CHUNK;
+    uint64_t left = s->window.arena - chunk * KP_ARENA_CHUNK, bytes = left < KP_ARENA_CHUNK ? left : KP_ARENA_CHUNK;
 
     if ((home->tried >> chunk & 1) != 0)
         return;
     home->tried |= 1ull << chunk;
-    if (s->driver.cuMemHostRegister_v2(start, KP_ARENA_CHUNK, 1 /* for all contexts */) == CUDA_SUCCESS)
+    if (s->driver.cuMemHostRegister_v2(start, bytes, 1 /* for all contexts */) == CUDA_SUCCESS)
         home->registered |= 1ull << chunk;
 }
 
@@ -32,7 +33,7 @@ void kp_arena_leave(struct kp_server *s, struct kp_home *home)
 /* The chunks of the arena that these bytes touch; false where they are not in it. */
 static bool chunks_of(const struct kp_server *s, uint64_t offset, uint64_t bytes, unsigned *first, unsigned *end)
 {
-    if (s->window.base == NULL || bytes == 0 || offset > KP_ARENA_BYTES || bytes > KP_ARENA_BYTES - offset)
+    if (s->window.base == NULL || bytes == 0 || offset > s->window.arena || bytes > s->window.arena - offset)
         return false;
     *first = (unsigned)(offset / KP_ARENA_CHUNK);
     *end = (unsigned)((offset + bytes - 1) / KP_ARENA_CHUNK) + 1;
@@ -106,7 +107,7 @@ static int copy(struct kp_server *s, struct kp_work *w, bool out)
     void *stream;
     int rc;
 
-    if (s->window.base == NULL || at > KP_ARENA_BYTES || left > KP_ARENA_BYTES - at)
+    if (s->window.base == NULL || at > s->window.arena || left > s->window.arena - at)
         return -EPROTO;
     if (!charged(s, at, left) || !kp_memory_holds(s, va, left))
         return CUDA_ERROR_INVALID_VALUE;

@@ -120,17 +120,29 @@ static int serve_frame(struct kp_server *s)
 }
 
 /* With a window where the guest can have one; without it all goes over the socket, which is slower and no error. */
-static int send_welcome(struct kp_server *s, const struct kp_hello *hello, const struct kp_welcome *answer)
+static int send_welcome(struct kp_server *s, const struct kp_hello *hello, struct kp_welcome *answer)
 {
+    const struct kp_place *place = &s->session->place;
     int memory = -1, rc = 0;
 
     if (answer->status == 0 && (hello->flags & KP_HELLO_WINDOW) != 0 && kp_window_possible(s->fd))
         rc = kp_window_make(&s->window, &memory);
+    else if (answer->status == 0 && place->bytes > 0)
+        rc = kp_window_map(&s->window, place->fd, place->at, place->bytes);
     if (rc != 0)
         kp_session_log(s, "no shared memory with %s: %s", hello->program, strerror(-rc));
+    if (s->window.far) {
+        memcpy(answer->device, place->device, sizeof answer->device);
+        answer->window_at = place->at;
+        answer->window_bytes = place->bytes;
+    }
     rc = kp_window_welcome_write(s->fd, answer, memory);
-    if (memory >= 0) {
+    if (memory >= 0)
         close(memory);
+    if (place->bytes > 0)
+        close(place->fd); /* the mapping keeps the lock */
+    if (s->window.base != NULL) {
+        atomic_store(&s->session->account->shared[s->session->slot], 1);
         kp_window_rings(&s->window, true, s->fd, &s->from_guest, &s->to_guest);
     }
     return rc;

@@ -25,6 +25,7 @@
 #define GREETING_SECONDS 30 /* a worker that starts its driver takes a few; a lost packet on the way more */
 #define SILENCE_SECONDS 60 /* longer than a pause of the domain while it migrates */
 #define TEXT_MAX 256
+#define TRIES 4 /* windows that another process of the guest still has, until it goes without */
 
 struct endpoint {
     char address[TEXT_MAX];
@@ -202,11 +203,13 @@ static void limit_wait(int fd, int seconds)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-static bool window_wanted(int fd)
+static uint32_t window_flag(int fd)
 {
     const char *wish = getenv("KVMPOOL_SHM");
 
-    return (wish == NULL || strcmp(wish, "0") != 0) && kp_window_possible(fd);
+    if (wish != NULL && strcmp(wish, "0") == 0)
+        return 0;
+    return kp_window_possible(fd) ? KP_HELLO_WINDOW : kp_slots_seen() ? KP_HELLO_DEVICE : 0;
 }
 
 static int greet(int fd, const struct endpoint *endpoint, const struct wish *wish, struct kp_welcome *welcome, int *memory)
@@ -225,7 +228,7 @@ static int greet(int fd, const struct endpoint *endpoint, const struct wish *wis
         hello.nonce = (uint64_t)getpid();
     if (kp_hello_check(&hello, sizeof hello, &hello) != 0)
         return -EINVAL;
-    hello.flags = wish->observer ? KP_HELLO_OBSERVER : wish->window && window_wanted(fd) ? KP_HELLO_WINDOW : 0;
+    hello.flags = wish->observer ? KP_HELLO_OBSERVER : wish->window ? window_flag(fd) : 0;
     limit_wait(fd, wish->seconds);
     rc = kp_hello_write(fd, &hello);
     if (rc == 0)
@@ -247,7 +250,14 @@ static CUresult refusal(int status)
     }
 }
 
-/* Connects and greets: a socket, -1 where nobody is there, or -2 where another try without a window is worth it. */
+static int open_window(const struct kp_welcome *welcome, int memory, struct kp_window *window)
+{
+    if (memory >= 0)
+        return kp_window_open(window, memory);
+    return welcome->window_bytes > 0 ? kp_slots_open(welcome, window) : 0;
+}
+
+/* Connects and greets: a socket, -1 where nobody is there; where its window was no good -2 (go without) or -3 (another may be). */
 static int dial(const struct endpoint *endpoint, const struct wish *wish, struct kp_welcome *welcome, struct kp_window *window,
                 CUresult *why)
 {
@@ -261,7 +271,7 @@ static int dial(const struct endpoint *endpoint, const struct wish *wish, struct
         return -1;
     }
     rc = greet(fd, endpoint, wish, welcome, &memory);
-    int opened = memory >= 0 ? kp_window_open(window, memory) : 0;
+    int opened = rc == 0 && welcome->status == 0 ? open_window(welcome, memory, window) : 0;
     if (memory >= 0)
         close(memory);
     if (rc == 0 && welcome->status == 0 && opened == 0) {
@@ -278,7 +288,7 @@ static int dial(const struct endpoint *endpoint, const struct wish *wish, struct
     *why = rc == -EINVAL ? CUDA_ERROR_NO_DEVICE : rc != 0 ? CUDA_ERROR_DEVICE_UNAVAILABLE : refusal(welcome->status);
     kp_window_close(window);
     close(fd);
-    return opened != 0 ? -2 : -1;
+    return opened == -EAGAIN ? -3 : opened != 0 ? -2 : -1;
 }
 
 static int dial_found(struct wish wish, struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
@@ -293,8 +303,10 @@ static int dial_found(struct wish wish, struct kp_welcome *welcome, struct kp_wi
         return -1;
     }
     fd = dial(&endpoint, &wish, welcome, window, why);
+    for (int i = 1; fd == -3 && i < TRIES; i++)
+        fd = dial(&endpoint, &wish, welcome, window, why);
     wish.window = false;
-    return fd == -2 ? dial(&endpoint, &wish, welcome, window, why) : fd;
+    return fd < -1 ? dial(&endpoint, &wish, welcome, window, why) : fd;
 }
 
 int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
@@ -304,7 +316,7 @@ int kp_dial(struct kp_welcome *welcome, struct kp_window *window, CUresult *why)
 
 int kp_dial_observer(int seconds, struct kp_welcome *welcome, CUresult *why)
 {
-    struct kp_window none = {NULL};
+    struct kp_window none = {.base = NULL};
     int fd = dial_found((struct wish){.observer = true, .seconds = seconds}, welcome, &none, why);
 
     kp_window_close(&none); /* nobody asked for one */

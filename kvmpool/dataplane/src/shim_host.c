@@ -11,8 +11,8 @@ struct region {
     size_t bytes;
     unsigned flags;
     bool ours; /* allocated here, not registered */
-    unsigned char *window; /* that it is in, NULL: plain memory; the window of a lost worker stays mapped for it */
-    uint32_t epoch;        /* of the connection whose worker has counted it */
+    struct kp_window window; /* that it is in, without base: plain memory; a lost worker's stays mapped for it */
+    uint32_t epoch; /* of the connection whose worker has counted it */
     struct region *next;
 };
 
@@ -43,7 +43,7 @@ bool kp_host_shared(const void *address, size_t bytes, uint64_t *offset)
     const unsigned char *at = address, *base = kp_shim.link.window.base;
     struct region *region = base != NULL ? region_of(address) : NULL;
 
-    if (region == NULL || region->window != base || bytes > region->bytes - (size_t)((const char *)at - region->start) || kp_thread() == NULL)
+    if (region == NULL || region->window.base != base || bytes > region->bytes - (size_t)((const char *)at - region->start) || kp_thread() == NULL)
         return false;
     *offset = (uint64_t)(at - base) - KP_ARENA_AT;
     return true;
@@ -53,7 +53,7 @@ static bool in_use(const unsigned char *window)
 {
     struct region *region = regions;
 
-    while (region != NULL && region->window != window)
+    while (region != NULL && region->window.base != window)
         region = region->next;
     return region != NULL;
 }
@@ -71,7 +71,7 @@ static struct region *in_the_way(const unsigned char *base, size_t offset, size_
     const char *start = (const char *)base + KP_ARENA_AT + offset;
     struct region *region = regions;
 
-    while (region != NULL && (region->window != base || region->start >= start + bytes || region->start + region->bytes <= start))
+    while (region != NULL && (region->window.base != base || region->start >= start + bytes || region->start + region->bytes <= start))
         region = region->next;
     return region;
 }
@@ -82,15 +82,16 @@ static size_t next; /* in the arena: where the search for a block begins */
 static void *take_shared(size_t bytes)
 {
     unsigned char *base = kp_shim.link.window.base;
+    size_t arena = kp_shim.link.window.arena;
 
-    for (int turn = 0; base != NULL && bytes <= KP_ARENA_BYTES && turn < 2; turn++) {
+    for (int turn = 0; base != NULL && bytes <= arena && turn < 2; turn++) {
         size_t at = turn == 0 ? next : 0;
         struct region *other = NULL;
-        while (at <= KP_ARENA_BYTES - bytes && (other = in_the_way(base, at, bytes)) != NULL) {
+        while (at <= arena - bytes && (other = in_the_way(base, at, bytes)) != NULL) {
             at = (size_t)(other->start + other->bytes - (char *)base) - KP_ARENA_AT;
             at = (at + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
         }
-        if (at > KP_ARENA_BYTES - bytes)
+        if (at > arena - bytes)
             continue;
         next = (at + bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
         return base + KP_ARENA_AT + at;
@@ -118,7 +119,9 @@ CUresult kp_copy_end(CUresult result, CUstream stream)
 
 static uint64_t offset_of(const struct region *region)
 {
-    return region->window != NULL ? (uint64_t)((unsigned char *)region->start - region->window) - KP_ARENA_AT : KP_PINNED_PLAIN;
+    const unsigned char *base = region->window.base;
+
+    return base != NULL ? (uint64_t)((unsigned char *)region->start - base) - KP_ARENA_AT : KP_PINNED_PLAIN;
 }
 
 /* With `tx` held: the region that starts there, taken out of the list; NULL where there is none of that sort. */
@@ -153,7 +156,7 @@ static CUresult add(const struct region *wanted)
         return rc;
     pthread_mutex_lock(&kp_shim.tx);
     free(drop(wanted->start, wanted->ours));
-    if (wanted->window != NULL && wanted->window == kp_shim.link.window.base)
+    if (wanted->window.base != NULL && wanted->window.base == kp_shim.link.window.base)
         next = offset_of(wanted); /* as before, so that blocks stay close together: whole chunks of the arena are counted */
     return kp_leave(rc);
 }
@@ -183,13 +186,13 @@ CUresult kp_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
     }
     void *start = take_shared(bytesize);
     if (start != NULL)
-        region.window = kp_shim.link.window.base;
+        region.window = kp_shim.link.window;
     else if (posix_memalign(&start, ALIGNMENT, bytesize) != 0)
         return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
     region.start = start;
     if ((rc = add(&region)) == CUDA_SUCCESS)
         *pp = start;
-    else if (region.window == NULL)
+    else if (region.window.base == NULL)
         free(start);
     return rc;
 }
@@ -203,7 +206,7 @@ CUresult kp_cuMemFreeHost(void *p)
 {
     CUresult rc = kp_cuCtxSynchronize(); /* as CUDA: work that uses it is over */
     struct region *region;
-    unsigned char *window;
+    struct kp_window window;
 
     if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_DEVICE_UNAVAILABLE)
         return rc;
@@ -212,10 +215,11 @@ CUresult kp_cuMemFreeHost(void *p)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
     window = region->window;
     give_back(region);
-    if (window != NULL && window != kp_shim.link.window.base && !in_use(window))
-        kp_window_close(&(struct kp_window){window}); /* the last of a lost worker's */
+    bool plain = window.base == NULL;
+    if (!plain && window.base != kp_shim.link.window.base && !in_use(window.base))
+        kp_window_close(&window); /* the last of a lost worker's */
     kp_leave(rc);
-    if (window == NULL)
+    if (plain)
         free(p);
     return CUDA_SUCCESS;
 }

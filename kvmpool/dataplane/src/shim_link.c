@@ -242,7 +242,7 @@ static void start_flusher(void)
 CUresult kp_link_open(void)
 {
     struct kp_link *link = &kp_shim.link;
-    struct kp_window window = {NULL};
+    struct kp_window window = {.base = NULL};
     struct kp_welcome welcome;
     CUresult why;
     int fd;

@@ -17,8 +17,8 @@ void kp_window_rings(const struct kp_window *window, bool session, int fd, struc
     struct kp_window_head *head = (struct kp_window_head *)(void *)window->base;
     unsigned char *first = window->base + KP_RINGS_AT;
 
-    kp_ring_init(session ? in : out, &head->to_session, first, fd);
-    kp_ring_init(session ? out : in, &head->to_shim, first + KP_RING_BYTES, fd);
+    kp_ring_init(session ? in : out, &head->to_session, first, fd, window->far);
+    kp_ring_init(session ? out : in, &head->to_shim, first + KP_RING_BYTES, fd, window->far);
 }
 
 bool kp_window_possible(int fd)
@@ -29,14 +29,26 @@ bool kp_window_possible(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
 }
 
-static int map(struct kp_window *window, int memory)
+static int map(struct kp_window *window, int memory, uint64_t at, uint64_t bytes, bool far)
 {
-    void *base = mmap(NULL, KP_WINDOW_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory, 0);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory, (off_t)at);
 
     if (base == MAP_FAILED)
         return -errno;
-    window->base = base;
+    *window = (struct kp_window){.base = base, .arena = bytes - KP_ARENA_AT, .far = far};
     return 0;
+}
+
+int kp_window_map(struct kp_window *window, int fd, uint64_t at, uint64_t bytes)
+{
+    if (bytes < KP_ARENA_AT + KP_ARENA_MIN || bytes > KP_WINDOW_BYTES || bytes % KP_ARENA_MIN != 0 || at % KP_ARENA_MIN != 0)
+        return -EPROTO;
+    return map(window, fd, at, bytes, true);
+}
+
+void kp_window_keep_from_children(const struct kp_window *window)
+{
+    madvise(window->base, KP_ARENA_AT, MADV_DONTFORK); /* a child must not touch its parent's rings */
 }
 
 int kp_window_make(struct kp_window *window, int *memory)
@@ -48,7 +60,7 @@ int kp_window_make(struct kp_window *window, int *memory)
         return -errno;
     rc = ftruncate(*memory, (off_t)KP_WINDOW_BYTES) == 0 && fcntl(*memory, F_ADD_SEALS, SEALS) == 0 ? 0 : -errno;
     if (rc == 0)
-        rc = map(window, *memory);
+        rc = map(window, *memory, 0, KP_WINDOW_BYTES, false);
     if (rc != 0) {
         close(*memory);
         *memory = -1;
@@ -64,16 +76,16 @@ int kp_window_open(struct kp_window *window, int memory)
         return -errno;
     if ((unsigned long long)about.st_size != KP_WINDOW_BYTES || (fcntl(memory, F_GET_SEALS) & SEALS) != SEALS)
         return -EPROTO;
-    int rc = map(window, memory);
+    int rc = map(window, memory, 0, KP_WINDOW_BYTES, false);
     if (rc == 0)
-        madvise(window->base, KP_ARENA_AT, MADV_DONTFORK); /* a child must not touch its parent's rings */
+        kp_window_keep_from_children(window);
     return rc;
 }
 
 void kp_window_close(struct kp_window *window)
 {
     if (window->base != NULL)
-        munmap(window->base, KP_WINDOW_BYTES);
+        munmap(window->base, KP_ARENA_AT + window->arena);
     window->base = NULL;
 }
 

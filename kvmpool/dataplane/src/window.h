@@ -1,8 +1,10 @@
 /* The memory that a guest process and its session share on one host: two rings for frames, and an arena for page-locked
  * memory that the program allocates, so that its copies need no bytes on the way.
  *
- * The session makes it, sealed against being resized, and sends it with its welcome; the shim maps it only where size and
- * seals are right: then no access can fault, whatever the other side does. Pages cost memory once they are touched.
+ * For a process of its own host the session makes it, sealed against being resized, and sends it with its welcome; the shim
+ * maps it only where size and seals are right: then no access can fault, whatever the other side does. For a process in a
+ * virtual machine it is a place in a device of shared memory (slots.h); there only that domain's QEMU could make an access of
+ * the session fault, which ends that session. Pages cost memory once they are touched.
  */
 #ifndef KVMPOOL_WINDOW_H
 #define KVMPOOL_WINDOW_H
@@ -11,6 +13,7 @@
 #include "ring.h"
 
 #define KP_ARENA_BYTES (512ull << 20) /* the most page-locked memory of a guest process; beyond it copies go through the ring */
+#define KP_ARENA_MIN (1ull << 20)
 #define KP_ARENA_CHUNK (8ull << 20)   /* registered with the driver at once; a copy is cut where one ends */
 #define KP_ARENA_CHUNKS (KP_ARENA_BYTES / KP_ARENA_CHUNK)
 _Static_assert(KP_ARENA_CHUNKS <= 64, "a bit for each in a word");
@@ -20,6 +23,8 @@ _Static_assert(KP_ARENA_CHUNKS <= 64, "a bit for each in a word");
 
 struct kp_window {
     unsigned char *base; /* NULL: none */
+    uint64_t arena;      /* bytes of it, at most KP_ARENA_BYTES */
+    bool far;            /* the other side is in another machine */
 };
 
 struct kp_window_head {
@@ -40,6 +45,11 @@ int kp_window_make(struct kp_window *window, int *memory);
 /* Maps what the other side sent: 0, -EPROTO where it is no sealed window, or another negative errno. */
 int kp_window_open(struct kp_window *window, int memory);
 void kp_window_close(struct kp_window *window);
+
+/* Maps `bytes` from `at` on of a device, or of the host's file behind it: 0, -EPROTO where that is no window, or another
+ * negative errno. The mapping keeps what `fd` has locked. */
+int kp_window_map(struct kp_window *window, int fd, uint64_t at, uint64_t bytes);
+void kp_window_keep_from_children(const struct kp_window *window); /* the rings; the arena is shared with them */
 
 /* A welcome with the window's descriptor, or with none where `memory` is -1. */
 int kp_window_welcome_write(int fd, const struct kp_welcome *welcome, int memory);

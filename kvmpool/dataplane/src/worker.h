@@ -35,7 +35,7 @@ struct worker_session {
     int guest_fd;
     uint64_t started_ms;
     uint32_t guest_pid;
-    const char *transport; /* "shm", "unix", "tcp", "vsock" */
+    const char *transport; /* "unix", "tcp", "vsock"; "shm" is told by the account */
     char program[64];
 };
 
@@ -73,7 +73,7 @@ int worker_peers_listen(struct worker *worker, const char *path);
 uint64_t worker_relay_heard_ms(const struct worker *worker);
 
 /* worker_sessions.c: the children. */
-void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello);
+void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello, const struct kp_place *place);
 void worker_sessions_reap(struct worker *worker);
 void worker_sessions_kill(struct worker *worker);
 unsigned worker_sessions_count(const struct worker *worker);

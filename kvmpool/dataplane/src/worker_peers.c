@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static struct kp_message message; /* one at a time; 32 KiB is much for a stack */
@@ -95,14 +96,35 @@ static void do_keepalive(struct worker *worker, struct worker_peer *peer)
     (void)peer; /* being heard was all */
 }
 
-/* "SESSION" with the guest's socket and, as payload, the hello that was read from it. */
+/* "at bytes device", with the file that they are of: 0, or -EINVAL. Without a file there is no place, which is right too. */
+static int read_place(struct kp_place *place)
+{
+    struct stat about;
+
+    *place = (struct kp_place){ .fd = message.second_fd };
+    if (place->fd < 0)
+        return 0;
+    if (kp_number(message.word[1], INT64_MAX, &place->at) || kp_number(message.word[2], INT64_MAX, &place->bytes) ||
+        strlen(message.word[3]) != 2 * sizeof(place->device) || fstat(place->fd, &about) || !S_ISREG(about.st_mode) ||
+        place->bytes > (uint64_t)about.st_size || place->at > (uint64_t)about.st_size - place->bytes)
+        return -EINVAL;
+    for (size_t i = 0; i < sizeof(place->device); i++)
+        if (sscanf(message.word[3] + 2 * i, "%2hhx", &place->device[i]) != 1)
+            return -EINVAL;
+    return 0;
+}
+
+/* "SESSION" with the guest's socket and, as payload, the hello that was read from it; where the guest has one, its place in a
+ * device of shared memory. */
 static void do_session(struct worker *worker, struct worker_peer *peer)
 {
     struct kp_hello hello;
     int fd = kp_control_stream(&message);
+    struct kp_place place;
 
     (void)peer;
-    if (fd < 0 || kp_hello_check(message.payload, message.payload_length, &hello) || strcmp(hello.claim, worker->options.claim)) {
+    if (fd < 0 || kp_hello_check(message.payload, message.payload_length, &hello) || strcmp(hello.claim, worker->options.claim) ||
+        read_place(&place)) {
         worker->refused_protocol++;
         kp_log_rated(&worker->rate, KP_WARNING, "session refused: not a guest's socket with a hello for this claim");
         if (fd >= 0) {
@@ -111,7 +133,7 @@ static void do_session(struct worker *worker, struct worker_peer *peer)
         }
         return;
     }
-    worker_session_start(worker, fd, &hello);
+    worker_session_start(worker, fd, &hello, &place); /* what is passed beside the socket is closed with the message */
 }
 
 static const struct {
@@ -144,8 +166,7 @@ static void obey(struct worker *worker, struct worker_peer *peer)
     if (peer->kind != PEER_RELAY)
         drop(worker, peer);
 out:
-    if (message.passed_fd >= 0)
-        close(message.passed_fd);
+    kp_message_close(&message);
 }
 
 static void on_peer(struct kp_watch *watch, uint32_t events)

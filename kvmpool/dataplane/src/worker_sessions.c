@@ -39,7 +39,8 @@ static int die_with(pid_t parent)
     return getppid() == parent ? 0 : -ESRCH;
 }
 
-static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, int guest_fd, const struct kp_hello *hello)
+static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, int guest_fd, const struct kp_hello *hello,
+                            const struct kp_place *place)
 {
     struct kp_session session = worker->shared;
     sigset_t none;
@@ -50,8 +51,9 @@ static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     session.slot = slot;
+    session.place = *place;
     rc = kp_turns_join(&session.turns, slot);
-    close_all_but((int[]){ guest_fd, worker->lock_fd, session.turns.fd }, 3);
+    close_all_but((int[]){ guest_fd, worker->lock_fd, session.turns.fd, place->fd }, place->bytes > 0 ? 4 : 3);
     if (!rc)
         rc = kp_confine_enter(&worker->options.confine, (int)slot);
     if (rc) {
@@ -73,19 +75,17 @@ static int free_slot(const struct worker *worker)
     return -1;
 }
 
-static const char *transport_of(int guest_fd, const struct kp_hello *hello)
+static const char *transport_of(int guest_fd)
 {
     int domain = 0;
     socklen_t length = sizeof(domain);
 
     if (getsockopt(guest_fd, SOL_SOCKET, SO_DOMAIN, &domain, &length))
         return "unknown";
-    if (domain == AF_UNIX) /* such a guest is given shared memory where it asks for it */
-        return hello->flags & KP_HELLO_WINDOW ? "shm" : "unix";
-    return domain == AF_VSOCK ? "vsock" : "tcp";
+    return domain == AF_UNIX ? "unix" : domain == AF_VSOCK ? "vsock" : "tcp";
 }
 
-void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello)
+void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello, const struct kp_place *place)
 {
     int slot = free_slot(worker);
     struct worker_session *session;
@@ -102,7 +102,7 @@ void worker_session_start(struct worker *worker, int guest_fd, const struct kp_h
     }
     pid = fork();
     if (pid == 0)
-        serve(worker, parent, (unsigned)slot, guest_fd, hello);
+        serve(worker, parent, (unsigned)slot, guest_fd, hello, place);
     if (pid < 0) {
         kp_log(KP_ERROR, "session refused: no process: %s", strerror(errno));
         kp_refuse(guest_fd, -ENOMEM, "%s: the host has no process for it", worker->label);
@@ -111,7 +111,7 @@ void worker_session_start(struct worker *worker, int guest_fd, const struct kp_h
     }
     session = &worker->sessions[slot];
     *session = (struct worker_session){ .pid = pid, .guest_fd = guest_fd, .started_ms = kp_now_ms(), .guest_pid = hello->pid,
-                                          .transport = transport_of(guest_fd, hello) };
+                                          .transport = transport_of(guest_fd) };
     memcpy(session->program, hello->program, sizeof(session->program));
     worker->served++;
     kp_log_rated(&worker->rate, KP_INFO, "session %d (pid %d) serves %s (guest pid %u)", slot, (int)pid, session->program,
@@ -177,7 +177,7 @@ void worker_sessions_report(const struct worker *worker, struct kp_json *json)
         kp_json_number(json, "pid", (uint64_t)session->pid);
         kp_json_number(json, "guest_pid", session->guest_pid);
         kp_json_text(json, "program", session->program);
-        kp_json_text(json, "transport", session->transport);
+        kp_json_text(json, "transport", atomic_load(&worker->account->shared[i]) ? "shm" : session->transport);
         kp_json_number(json, "age_ms", kp_now_ms() - session->started_ms);
         kp_json_number(json, "memory_used", atomic_load(&worker->account->slot[i]));
         kp_json_number(json, "pinned_used", atomic_load(&worker->account->pinned[i]));
