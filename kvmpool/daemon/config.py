@@ -69,8 +69,20 @@ class DeviceSection:
 class CardsSection:
     match: tuple[str, ...] = field(
         default=("10de:*",),
-        metadata={"form": re.compile(r"(\*|[0-9a-f]{4}):(\*|[0-9a-f]{4})"), "told": "vendor:device in hex, * for any"},
+        metadata={
+            "form": re.compile(r"(\*|[0-9a-f]{4}):(\*|[0-9a-f]{4})(/[0-9a-f]{2,4})?"),
+            "told": "vendor:device or vendor:device/class in hex, * for any vendor or device",
+        },
     )
+    modes: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "form": re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]=(passthrough|vgpu|off)"),
+            "told": "ADDRESS=MODE, for example 0000:41:00.0=passthrough (or vgpu, off)",
+            "may_be_empty": True,
+        },
+    )
+    default_mode: str = _text("", "(passthrough|vgpu|off)?", "passthrough, vgpu, off, or empty: as it is found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,11 @@ class Config:
     @property
     def store_file(self) -> Path:
         return Path(self.paths.state) / "store.db"
+
+    @property
+    def modes_dir(self) -> Path:
+        """The journal of mode switches: `kvmpool host leave` reads it too."""
+        return Path(self.paths.state) / "modes"
 
     @property
     def settings(self) -> Settings:
@@ -219,7 +236,7 @@ class _Key:
 def _fault(key: _Key, value: Any) -> str:
     """What is wrong with the value, or ""."""
     if key.kind == tuple[str, ...]:
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, list) or not (value or key.metadata.get("may_be_empty")):
             return "must be a list of at least one text"
         return next((fault for each in value if (fault := _fault(_Key(str, key.metadata), each))), "")
     if key.kind is float and type(value) is int:

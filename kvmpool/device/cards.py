@@ -5,11 +5,14 @@ Implements ports.Cards. Every look runs in a thread with a deadline; what hangs 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from kvmpool.core.model import CardId, CardSeen, ProbeSignal, UnknownSignal
+from kvmpool.core.model import CardId, CardSeen, Mode, PciFacts, ProbeSignal, UnknownSignal
 from kvmpool.device import pci
 from kvmpool.device.bounded import Bounded
 from kvmpool.device.inventory import Look, merged
@@ -17,11 +20,15 @@ from kvmpool.device.nvml import Answer, Nvml, NvmlCard
 from kvmpool.device.pci import BusState, PciCard
 from kvmpool.device.roster import Roster
 from kvmpool.device.sysroot import Sysroot
+from kvmpool.device.topology import DEVICES, mode_of
 from kvmpool.errors import CardLost, DeadlinePassed, NotFound, Unreachable
 from kvmpool.ports import Clock
 
 log = logging.getLogger("kvmpool.device")
+T = TypeVar("T")
 
+LET_GO_DEADLINE_S = 5.0  # the watch of its events notices within half a second
+_NOTHING = PciFacts()
 INVENTORY_DEADLINE_S = 2.0  # of NVML's list; the first one after a boot takes about a second a card
 BUS_DEADLINE_S = 2.0  # a config read of a dead card ends by the root port's completion timeout, within 50 ms
 
@@ -38,10 +45,38 @@ class SystemCards:
         self._clock = clock
         self._match = tuple(match)
         self._calls = Bounded("the driver")
+        self._resumed = asyncio.Event()  # unset while NVML is let go
+        self._resumed.set()
 
-    def remember(self, card: CardId, address: str) -> None:
+    def remember(self, card: CardId, address: str, facts: PciFacts = _NOTHING) -> None:
         """Tell, before the first inventory, who was where when an earlier kvmpoold looked."""
-        self.roster.remember(card, address)
+        self.roster.remember(card, address, facts)
+
+    def addresses(self) -> frozenset[str]:
+        """Of all cards on the bus now. Blocking."""
+        return frozenset(card.address for card in pci.cards(self.sysroot, self._match) or ())
+
+    async def bounded(self, key: str, act: Callable[[], T]) -> T:
+        """A look at the bus, in a thread that may be left behind. Raises Unreachable."""
+        return await self._calls.call(key, act, BUS_DEADLINE_S)
+
+    @asynccontextmanager
+    async def let_go(self, cards: Sequence[CardId]) -> AsyncIterator[None]:
+        """Inside, nothing of ours holds a device node of the driver, and these cards do not persist without users.
+
+        Meanwhile the other cards are as they were last seen, and are probed afterwards. Raises Unreachable.
+        """
+        nvml = self.nvml
+        if nvml is None:
+            yield
+            return
+        self._resumed.clear()
+        try:
+            await self._calls.call("let go", lambda: nvml.let_go(cards), LET_GO_DEADLINE_S)
+            yield
+        finally:
+            nvml.resume()
+            self._resumed.set()
 
     async def inventory(self) -> tuple[CardSeen, ...]:
         listed, slow = await self._listed()
@@ -64,6 +99,14 @@ class SystemCards:
                 return ProbeSignal(card, self._clock.now(), ok=False, lost=True, text=state.value)
             if state is BusState.UNREADABLE:
                 return UnknownSignal(card, self._clock.now(), state.value)
+            mode = self._mode(card)
+            if mode is Mode.PASSTHROUGH:  # no driver of ours to ask: that the bus answers is all there is to know
+                return ProbeSignal(card, self._clock.now(), ok=True)
+            if mode is Mode.OFF:
+                return UnknownSignal(card, self._clock.now(), "off: no driver has it")
+            if not self._resumed.is_set():
+                await self._resumed.wait()
+                until = self._clock.now() + deadline_s
             answer = await self._answer(card, max(0.05, until - self._clock.now()))
         except CardLost as error:
             return ProbeSignal(card, self._clock.now(), ok=False, lost=True, text=str(error))
@@ -82,6 +125,8 @@ class SystemCards:
         """NVML's list, or None; and whether it is None because NVML is slow."""
         if self.nvml is None:
             return None, False
+        if not self._resumed.is_set():
+            return None, True
         try:
             listed = await self._calls.call("list", self.nvml.cards, INVENTORY_DEADLINE_S)
         except DeadlinePassed as error:
@@ -104,7 +149,11 @@ class SystemCards:
     def _look_at_bus(self) -> tuple[tuple[PciCard, ...] | None, dict[str, BusState], frozenset[str]]:
         cards = pci.cards(self.sysroot, self._match)
         states = {card.address: pci.bus_state(self.sysroot, card.address) for card in cards or ()}
-        return cards, states, frozenset(self.sysroot.names(pci.DEVICES) or ())
+        return cards, states, frozenset(self.sysroot.names(DEVICES) or ())
+
+    def _mode(self, card: CardId) -> Mode | None:
+        address = self.roster.address_of(card)
+        return None if address is None else mode_of(self.sysroot.link_name(f"{DEVICES}/{address}/driver") or "")
 
     async def _bus_state(self, card: CardId, deadline_s: float) -> BusState:
         """ANSWERS for a card of unknown address: then only the driver can be asked."""

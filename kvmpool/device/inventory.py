@@ -1,6 +1,8 @@
 """Makes one list of cards out of what the PCI bus and the driver say, and says of each whether it may be believed.
 
     bus and driver agree             a card
+    it is on vfio-pci                a passthrough card: the bus alone tells of it, and the roster who it is
+    it has no driver                 a card that is off, likewise
     the driver is silent             a card with a fault: nothing is known of it
     it reads all ones                a card with a fault: lost, or nearly
     its address has left the bus     a card that is not present
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvmpool.core.model import CardId, CardSeen
+from kvmpool.core.model import CardId, CardSeen, Mode
 from kvmpool.device.nvml import NvmlCard
 from kvmpool.device.pci import BusState, PciCard
 from kvmpool.device.roster import Roster
@@ -53,12 +55,15 @@ def merged(look: Look, roster: Roster) -> tuple[CardSeen, ...]:
 
 def _on_bus(card: PciCard, nvml: NvmlCard | None, look: Look, roster: Roster) -> CardSeen:
     known = roster.seen.get(card.address)
-    card_id = nvml.id if nvml else roster.ids.get(card.address, CardId(f"pci-{card.ids}-{card.address}"))
+    card_id = nvml.id if nvml else roster.name_of(card.address, card.facts)
     state = look.states.get(card.address, BusState.UNREADABLE)
     if state is BusState.GONE:
         return _off_bus(roster, card.address, card_id)
-    fault = card.fault or ("" if state is BusState.ANSWERS else state.value) or _driver_fault(card, nvml, look)
-    if not fault and nvml is None and known is not None:
+    fault = card.fault or ("" if state is BusState.ANSWERS else state.value)
+    if not fault and card.mode is not Mode.VGPU:
+        return _driverless(card, card_id, known)
+    fault = fault or _driver_fault(card, nvml, look)
+    if not fault and nvml is None and known is not None and known.model and known.mode is Mode.VGPU:
         return known  # the driver is slow: what it said before still holds
     if fault or nvml is None:
         return _faulty(roster, card.address, card_id, fault or look.nvml_fault)
@@ -70,6 +75,15 @@ def _on_bus(card: PciCard, nvml: NvmlCard | None, look: Look, roster: Roster) ->
         driver=card.driver,
         compute_capability=nvml.compute_capability,
         numa_node=card.numa_node,
+        pci=card.facts,
+    )
+
+
+def _driverless(card: PciCard, card_id: CardId, known: CardSeen | None) -> CardSeen:
+    """A card of which only the bus tells; its model and memory are as its driver last told them."""
+    told = known if known is not None and known.id == card_id else CardSeen(card_id, card.address, "", 0)
+    return replace(
+        told, driver=card.driver, numa_node=card.numa_node, mode=card.mode, pci=card.facts, present=True, fault=""
     )
 
 
@@ -77,7 +91,7 @@ def _driver_fault(card: PciCard, nvml: NvmlCard | None, look: Look) -> str:
     if nvml is not None:
         return nvml.fault
     if card.driver != NVIDIA_DRIVER:
-        return f"it is bound to {card.driver}, not to {NVIDIA_DRIVER}" if card.driver else "it has no driver"
+        return f"it is bound to {card.driver}, not to {NVIDIA_DRIVER}"
     if look.listed is None:
         return "" if look.nvml_slow else look.nvml_fault
     return "the driver does not list it"

@@ -12,7 +12,7 @@ import ctypes
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -95,6 +95,8 @@ class Nvml:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ready = False
+        self._let_go = False
+        self._persisted: frozenset[CardId] = frozenset()  # whose persistence mode `let_go` has switched off
         self.watched: frozenset[CardId] = frozenset()  # whose events are waited for now
 
     def cards(self) -> tuple[NvmlCard, ...]:
@@ -120,6 +122,34 @@ class Nvml:
         if not 0 < memory.total >> 20 <= _MEMORY_MIB_MAX:
             return Answer(action, f"it says it has {memory.total} bytes of memory")
         return Answer(action)
+
+    def let_go(self, cards: Sequence[CardId]) -> None:
+        """Close every device node, until `resume`; of `cards` the driver holds none open for itself either.
+
+        Calls meanwhile raise Unreachable.
+        """
+        persisted = set()
+        for card in cards:
+            with contextlib.suppress(_Sick, CardLost, NotFound, Unreachable):
+                handle = self._ask(pynvml.nvmlDeviceGetHandleByUUID, card)
+                if self._ask(pynvml.nvmlDeviceGetPersistenceMode, handle):
+                    self._ask(pynvml.nvmlDeviceSetPersistenceMode, handle, 0)
+                    persisted.add(card)
+        with self._lock:
+            self._let_go, self._persisted = True, frozenset(persisted)
+            if self._ready:
+                self._ready = False
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
+
+    def resume(self) -> None:
+        """May be called without a `let_go`. Cards that the driver still has persist as before."""
+        self._let_go = False
+        for card in self._persisted:
+            with contextlib.suppress(_Sick, CardLost, NotFound, Unreachable):
+                handle = self._ask(pynvml.nvmlDeviceGetHandleByUUID, card)
+                self._ask(pynvml.nvmlDeviceSetPersistenceMode, handle, 1)
+        self._persisted = frozenset()
 
     def recovery_action(self, handle: Any) -> int:
         """NVML's verdict (0: none); 0 also where the driver is too old to have one."""
@@ -216,6 +246,8 @@ class Nvml:
     def _open(self) -> None:
         if not self._ready:
             with self._lock:
+                if self._let_go:
+                    raise Unreachable("NVML is let go of while a card's mode is switched")
                 if not self._ready:
                     pynvml.nvmlInit()
                     self._ready = True

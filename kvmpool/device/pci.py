@@ -1,5 +1,10 @@
-"""The cards as the PCI bus shows them in sysfs: which addresses are GPUs, and whether a card still answers there.
+"""The cards as the PCI bus shows them in sysfs: which addresses are cards, and whether a card still answers there.
 
+Which functions count as cards is configured by patterns, `vendor:device` or `vendor:device/class`, in hex, * for any:
+    10de:*          display controllers (class 03) of a vendor
+    1b36:0010       this very device, whatever its class
+    *:*/0302        a class, or the beginning of one
+A function beside a lower one of its slot that counts is that card's sibling (its audio function), never a card.
 Source: kernel, Documentation/PCI/sysfs-pci.rst. This module does not know any driver.
 """
 
@@ -7,35 +12,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from kvmpool.core.model import Mode, PciFacts
 from kvmpool.device.sysroot import Sysroot
+from kvmpool.device.topology import DEVICES, is_virtual, mode_of, siblings, unit_of
 
-DEVICES = "sys/bus/pci/devices"
 HEADER_BYTES = 64
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # PCI base class 03: VGA (00), XGA (01) and 3D (02) controllers. A card's audio function (0403) is no card.
-_CLASSES = (0x0300, 0x0301, 0x0302)
+_DISPLAY = ("0300", "0301", "0302")
 
 
 @dataclass(frozen=True, slots=True)
 class PciCard:
-    """A GPU's PCI function. `fault`: what could not be read; then the other values are not to be believed."""
+    """A card's PCI function. `fault`: what could not be read; then the other values are not to be believed."""
 
     address: str
-    vendor: int = 0
-    device: int = 0
-    subsystem: tuple[int, int] = (0, 0)
     numa_node: int = -1
     driver: str = ""
-    iommu_group: str = ""
+    facts: PciFacts = field(default_factory=PciFacts)
     fault: str = ""
 
     @property
-    def ids(self) -> str:
-        """`10de:2330/10de:16c1`: what stays the same when the bus is numbered anew."""
-        return f"{self.vendor:04x}:{self.device:04x}/{self.subsystem[0]:04x}:{self.subsystem[1]:04x}"
+    def mode(self) -> Mode:
+        """The one it is in, by its driver."""
+        return mode_of(self.driver)
 
 
 class BusState(Enum):
@@ -56,12 +59,17 @@ def normal_address(text: str) -> str | None:
 
 
 def cards(sysroot: Sysroot, match: Sequence[str]) -> tuple[PciCard, ...] | None:
-    """All GPUs whose `vendor:device` is in `match` (`10de:*`), by address; None where the bus cannot be read."""
+    """All functions that `match` and are no siblings, by address; None where the bus cannot be read."""
     names = sysroot.names(DEVICES)
     if names is None:
         return None
-    found = (_card(sysroot, name, match) for name in names if _ADDRESS.fullmatch(name))
-    return tuple(card for card in found if card is not None)
+    found = [card for name in names if _ADDRESS.fullmatch(name) and (card := _card(sysroot, name, match))]
+    lone = siblings([card.address for card in found if not is_virtual(sysroot, card.address)])
+    found = [card for card in found if card.address not in lone]
+    addresses = frozenset(card.address for card in found)
+    return tuple(
+        card if card.fault else replace(card, facts=unit_of(sysroot, card.address, addresses).facts) for card in found
+    )
 
 
 def _card(sysroot: Sysroot, address: str, match: Sequence[str]) -> PciCard | None:
@@ -69,31 +77,29 @@ def _card(sysroot: Sysroot, address: str, match: Sequence[str]) -> PciCard | Non
     folder = f"{DEVICES}/{address}"
     class_code = sysroot.number(f"{folder}/class")
     vendor, device = sysroot.number(f"{folder}/vendor"), sysroot.number(f"{folder}/device")
-    if class_code is None or class_code >> 8 not in _CLASSES:
+    if class_code is None:
         return None
+    kind = f"{class_code >> 8:04x}"
     if vendor is None or device is None or not (0 < vendor < 0xFFFF and 0 <= device <= 0xFFFF):
-        return PciCard(address, fault="sysfs does not say its vendor and device")
-    if not _matches(f"{vendor:04x}", f"{device:04x}", match):
+        known = kind in _DISPLAY
+        return PciCard(address, fault="sysfs does not say its vendor and device") if known else None
+    if not _matches(f"{vendor:04x}", f"{device:04x}", kind, match):
         return None
     numa = sysroot.number(f"{folder}/numa_node")
     return PciCard(
         address=address,
-        vendor=vendor,
-        device=device,
-        subsystem=(
-            sysroot.number(f"{folder}/subsystem_vendor") or 0,
-            sysroot.number(f"{folder}/subsystem_device") or 0,
-        ),
         numa_node=numa if numa is not None and 0 <= numa < 1024 else -1,
         driver=sysroot.link_name(f"{folder}/driver") or "",
-        iommu_group=sysroot.link_name(f"{folder}/iommu_group") or "",
     )
 
 
-def _matches(vendor: str, device: str, match: Sequence[str]) -> bool:
+def _matches(vendor: str, device: str, kind: str, match: Sequence[str]) -> bool:
     for pattern in match:
-        want_vendor, _, want_device = pattern.lower().partition(":")
-        if want_vendor in ("*", vendor) and want_device in ("*", device):
+        ids, _, want_kind = pattern.lower().partition("/")
+        want_vendor, _, want_device = ids.partition(":")
+        if want_vendor not in ("*", vendor) or want_device not in ("*", device):
+            continue
+        if kind.startswith(want_kind) if want_kind else "*" not in ids or kind in _DISPLAY:
             return True
     return False
 

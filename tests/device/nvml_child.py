@@ -20,7 +20,7 @@ from tests.device.trees import SystemClock
 
 
 def say(kind: str, value: object) -> None:
-    print(json.dumps([kind, time.monotonic(), value]), flush=True)
+    print(json.dumps([kind, time.monotonic(), value], default=lambda enum: enum.value), flush=True)
 
 
 async def answer(cards: SystemCards, words: list[str]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvmpool.core.model import CardId, CardSeen, ProbeSignal, UnknownSignal
+from kvmpool.core.model import CardId, CardSeen, Mode, PciFacts, ProbeSignal, UnknownSignal, slot_name
 from kvmpool.device.bounded import Bounded
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.inventory import Look, merged
@@ -24,10 +26,12 @@ A = "0000:41:00.0"
 B = "0000:42:00.0"
 ID_A = CardId("GPU-aaaaaaaa-0000-0000-0000-000000000001")
 ID_B = CardId("GPU-bbbbbbbb-0000-0000-0000-000000000002")
+IDS = "10de:2330:10de:16c1"
+FACTS = {address: PciFacts(IDS, f"0000:00-0{n}.0-00.0", "7") for n, address in ((1, A), (2, B))}
 
 
 def on_bus(address: str, driver: str = "nvidia", fault: str = "") -> PciCard:
-    return PciCard(address, 0x10DE, 0x2330, (0x10DE, 0x16C1), 0, driver, "7", fault)
+    return PciCard(address, 0, driver, FACTS[address], fault)
 
 
 def in_driver(card: CardId, address: str, fault: str = "") -> NvmlCard:
@@ -57,7 +61,7 @@ def seen_well() -> Roster:
 
 def test_where_both_agree_it_is_a_card() -> None:
     one, two = merged(WELL, Roster())
-    assert one == CardSeen(ID_A, A, "Soft H100", 8192, "nvidia", "9.0", 0)
+    assert one == CardSeen(ID_A, A, "Soft H100", 8192, "nvidia", "9.0", 0, pci=FACTS[A])
     assert (two.id, two.address) == (ID_B, B)
 
 
@@ -70,10 +74,9 @@ def test_where_both_agree_it_is_a_card() -> None:
         ),
         (look((on_bus(A), on_bus(B)), (in_driver(ID_B, B),)), "the driver does not list it"),
         (
-            look((on_bus(A, driver="vfio-pci"), on_bus(B)), (in_driver(ID_B, B),)),
-            "it is bound to vfio-pci, not to nvidia",
+            look((on_bus(A, driver="nouveau"), on_bus(B)), (in_driver(ID_B, B),)),
+            "it is bound to nouveau, not to nvidia",
         ),
-        (look((on_bus(A, driver=""), on_bus(B)), (in_driver(ID_B, B),)), "it has no driver"),
         (look((on_bus(A, fault="garbage"), on_bus(B)), WELL.listed), "garbage"),
         (look(WELL.bus, WELL.listed, states={A: BusState.ALL_ONES}), "its config space reads all ones"),
         (look(WELL.bus, WELL.listed, states={A: BusState.UNREADABLE}), "its config space cannot be read"),
@@ -120,6 +123,31 @@ def test_a_card_that_was_exchanged_takes_the_address() -> None:
     assert roster.version > version
 
 
+@pytest.mark.parametrize(
+    ("driver", "mode"), [("vfio-pci", Mode.PASSTHROUGH), ("nvgrace_gpu_vfio_pci", Mode.PASSTHROUGH), ("", Mode.OFF)]
+)
+def test_a_card_that_no_driver_tells_about_keeps_what_was_known_of_it(driver: str, mode: Mode) -> None:
+    roster = seen_well()
+    now = look((on_bus(A, driver=driver), on_bus(B)), (in_driver(ID_B, B),))
+    one, two = merged(now, roster)
+    assert one == CardSeen(ID_A, A, "Soft H100", 8192, driver, "9.0", 0, mode=mode, pci=FACTS[A])
+    assert two.mode is Mode.VGPU
+    (new, _) = merged(now, Roster())  # never seen with its driver: named by its ids and its slot
+    assert (new.id, new.model, new.memory_mib, new.fault) == (slot_name(FACTS[A]), "", 0, "")
+    assert new.id == "PCI-10de:2330:10de:16c1@0000:00-01.0-00.0"
+
+
+def test_a_bus_that_was_numbered_anew_exchanges_no_names() -> None:
+    roster = Roster()
+    roster.remember(ID_A, A, FACTS[A])
+    roster.remember(ID_B, B, FACTS[B])
+    swapped = tuple(PciCard(at, 0, "vfio-pci", FACTS[B if at == A else A]) for at in (A, B))
+    assert [card.id for card in merged(look(swapped, ()), roster)] == [ID_B, ID_A]
+    stranger = PciCard(A, 0, "vfio-pci", replace(FACTS[A], ids="10de:1db6:10de:1214"))
+    (card,) = merged(look((stranger,), ()), roster)
+    assert card.id == "PCI-10de:1db6:10de:1214@0000:00-01.0-00.0"
+
+
 def test_a_remembered_card_keeps_its_id_while_the_driver_is_gone() -> None:
     roster = Roster()
     roster.remember(ID_A, A)
@@ -164,6 +192,26 @@ def test_a_probe_sees_the_bus_before_it_asks_the_driver(tmp_path: Path) -> None:
         signal = await cards.probe(ID_A, 1.0)
         assert isinstance(signal, ProbeSignal)
         assert (signal.lost, signal.text) == (True, "its address has left the bus")
+
+    asyncio.run(story())
+
+
+def test_a_passthrough_card_is_well_while_the_bus_answers_and_an_off_card_is_unknown(tmp_path: Path) -> None:
+    async def story() -> None:
+        folder = add_card(tmp_path, A, driver="vfio-pci")
+        cards = SystemCards(SystemClock(), root=tmp_path, match=("10de:*",), nvml=False)
+        (card,) = await cards.inventory()
+        assert (card.mode, card.fault, card.driver) == (Mode.PASSTHROUGH, "", "vfio-pci")
+        signal = await cards.probe(card.id, 1.0)
+        assert isinstance(signal, ProbeSignal)
+        assert signal.ok
+        (folder / "config").write_bytes(b"\xff" * 256)
+        signal = await cards.probe(card.id, 1.0)
+        assert isinstance(signal, ProbeSignal)
+        assert signal.lost
+        (folder / "config").write_bytes(bytes(256))
+        os.unlink(folder / "driver")
+        assert isinstance(await cards.probe(card.id, 1.0), UnknownSignal)
 
     asyncio.run(story())
 

@@ -19,8 +19,8 @@ def test_a_card_is_read_with_its_driver_group_and_node(tmp_path: Path) -> None:
     add_card(tmp_path)
     (card,) = cards(Sysroot(tmp_path), ANY_NVIDIA) or ()
     assert card.address == "0000:41:00.0"
-    assert card.ids == "10de:2330/10de:16c1"
-    assert (card.driver, card.iommu_group, card.numa_node, card.fault) == ("nvidia", "7", 1, "")
+    assert card.facts.ids == "10de:2330:10de:16c1"
+    assert (card.driver, card.facts.iommu_group, card.numa_node, card.fault) == ("nvidia", "7", 1, "")
 
 
 def test_what_is_no_card_of_ours_is_left_out(tmp_path: Path) -> None:
@@ -38,6 +38,34 @@ def test_what_is_no_card_of_ours_is_left_out(tmp_path: Path) -> None:
 def test_the_configured_ids_decide(tmp_path: Path, match: tuple[str, ...], found: int) -> None:
     add_card(tmp_path)
     assert len(cards(Sysroot(tmp_path), match) or ()) == found
+
+
+@pytest.mark.parametrize(
+    ("match", "found"),
+    [
+        (("1b36:0010",), ["0000:01:00.0"]),
+        (("1b36:*",), []),  # with a * it is about display controllers
+        (("1b36:*/01",), ["0000:01:00.0"]),
+        (("1b36:*/0107",), []),
+        (("*:*/0108", "10de:*/0302"), ["0000:01:00.0", "0000:41:00.0"]),
+        (("10de:*", "10de:22ba"), ["0000:41:00.0"]),  # its audio function is a sibling, whatever is configured
+    ],
+)
+def test_a_class_or_any_single_device_may_count_as_a_card(
+    tmp_path: Path, match: tuple[str, ...], found: list[str]
+) -> None:
+    add_card(tmp_path)
+    add_card(tmp_path, "0000:41:00.1", device="0x22ba\n", **{"class": "0x040300\n"})
+    add_card(tmp_path, "0000:01:00.0", vendor="0x1b36\n", device="0x0010\n", **{"class": "0x010802\n"})
+    assert [card.address for card in cards(Sysroot(tmp_path), match) or ()] == found
+
+
+def test_virtual_functions_are_cards_of_their_own(tmp_path: Path) -> None:
+    for function in range(3):
+        folder = add_card(tmp_path, f"0000:41:00.{function}")
+        if function:
+            os.symlink("../0000:41:00.0", folder / "physfn")
+    assert len(cards(Sysroot(tmp_path), ANY_NVIDIA) or ()) == 3
 
 
 def test_no_bus_is_not_an_empty_bus(tmp_path: Path) -> None:
