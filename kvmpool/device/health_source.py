@@ -1,4 +1,4 @@
-"""What reports by itself that a card is sick: NVML's events, the kernel log, udev. One stream of signals.
+"""What reports by itself that a card is sick: NVML's events, the kernel log, udev, the bus. One stream of signals.
 
 Implements ports.HealthSource. The same XID comes by several ways within a second: it is told once, and again only
 where the later word weighs differently (only the kernel's text of XID 154 names the recovery action).
@@ -12,11 +12,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
-from kvmpool.core.model import CardId, EccSignal, GoneSignal, HealthSignal, ProbeSignal, XidSignal
+from kvmpool.core.model import BusErrorSignal, CardId, EccSignal, GoneSignal, HealthSignal, Mode, ProbeSignal, XidSignal
 from kvmpool.core.xid import XidClass, classify
 from kvmpool.device import kmsg, pci, udev
+from kvmpool.device.bus_errors import BusErrors
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.kmsg import KernelXid
 from kvmpool.device.nvml import EventKind, Nvml, NvmlEvent
@@ -34,6 +36,7 @@ QUEUE_MAX = 4096  # echoes are dropped before; more than this waiting means that
 NAMELESS_MAX = 256  # messages about addresses that no inventory has named yet
 NAMELESS_S = 30.0
 VERDICT_DEADLINE_S = 2.0
+BUS_POLL_S = 0.5  # reads of counters that the kernel keeps: where no netlink tells, half of what a silent loss may take
 
 
 class SystemHealthSource:
@@ -80,6 +83,7 @@ class SystemHealthSource:
             nvml, loop = self._cards.nvml, asyncio.get_running_loop()
             threading.Thread(target=self._watch_nvml, args=(nvml, loop), name="nvml events", daemon=True).start()
         self._spawn(self._keep("roster", self._follow_roster))
+        self._spawn(self._keep("bus errors", self._follow_bus_errors))
 
     def _stop(self) -> None:
         self._closed.set()
@@ -129,6 +133,15 @@ class SystemHealthSource:
             if version != self._cards.roster.version:
                 version = self._cards.roster.version
                 self._watch_all()
+
+    async def _follow_bus_errors(self) -> None:
+        """AER counters and the link of every card, by all its functions."""
+        errors = BusErrors(self._cards.sysroot)
+        while True:
+            await asyncio.sleep(BUS_POLL_S)
+            look = partial(errors.look, list(self._cards.roster.seen.values()))
+            for card, fatal, text in await self._cards.bounded("bus errors", look):
+                self._put(BusErrorSignal(card, self._clock.now(), fatal, text))
 
     def _watch_all(self) -> None:
         """End NVML's watch where it leaves out a card: the next one begins with a new list."""
@@ -192,17 +205,20 @@ class SystemHealthSource:
 
     def _bus_said(self, event: PciEvent) -> None:
         """Messages can be forged where netlink is shared: hard evidence is what sysfs shows."""
-        card, now = self._cards.roster.ids.get(event.address), self._clock.now()
+        card, now = self._cards.roster.card_with(event.address), self._clock.now()
         if card is None:
             return
+        known = next((each for each in self._cards.roster.seen.values() if each.id == card), None)
+        passed = known is not None and known.mode is Mode.PASSTHROUGH
         state = pci.bus_state(self._cards.sysroot, event.address)
         match event.kind:
             case PciEventKind.REMOVED if state is BusState.GONE:
                 self._put(GoneSignal(card, now, f"{event.address} has left the bus"))
             case PciEventKind.RECOVERY_BEGINS:
-                self._put(ProbeSignal(card, now, ok=False, text="the bus reported a fatal error (AER)"))
+                # QEMU stops a domain whose card the kernel begins to recover; a driver of the host may live on.
+                self._put(BusErrorSignal(card, now, passed, f"the bus reported an error of {event.address} (AER)"))
             case PciEventKind.RECOVERY_FAILED:
-                self._put(ProbeSignal(card, now, ok=False, lost=True, text="the bus could not recover it (AER)"))
+                self._put(BusErrorSignal(card, now, True, f"the bus could not recover {event.address} (AER)"))
             case _:
                 pass
 

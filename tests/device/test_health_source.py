@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmpool.core.model import CardId, GoneSignal, HealthSignal, ProbeSignal, XidSignal
+from kvmpool.core.model import BusErrorSignal, CardId, GoneSignal, HealthSignal, ProbeSignal, XidSignal
 from kvmpool.core.xid import CATALOGUE, XidClass
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.health_source import SystemHealthSource
@@ -182,14 +182,41 @@ def test_a_removal_counts_only_when_sysfs_shows_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lost"), [(PciEventKind.RECOVERY_BEGINS, False), (PciEventKind.RECOVERY_FAILED, True)]
+    ("kind", "driver", "fatal"),
+    [
+        (PciEventKind.RECOVERY_BEGINS, "nvidia", False),
+        (PciEventKind.RECOVERY_BEGINS, "vfio-pci", True),  # QEMU has stopped its domain by now
+        (PciEventKind.RECOVERY_FAILED, "nvidia", True),
+    ],
 )
-def test_a_bus_error_is_a_failed_probe(tmp_path: Path, kind: PciEventKind, lost: bool) -> None:
+def test_an_error_that_the_bus_tells_is_a_sign_of_that_card(
+    tmp_path: Path, kind: PciEventKind, driver: str, fatal: bool
+) -> None:
     async def story(listening: Listening) -> None:
+        (listening.card / "driver").unlink()
+        (listening.card / "driver").symlink_to(f"../../drivers/{driver}")
+        await listening.cards.inventory()
+        listening.source._bus_said(PciEvent("0000:00:01.0", kind))  # its port: which card is it?
         listening.source._bus_said(PciEvent(A, kind))
         (signal,) = await listening.until(1)
-        assert isinstance(signal, ProbeSignal)
-        assert (signal.ok, signal.lost) == (False, lost)
+        assert isinstance(signal, BusErrorSignal)
+        assert (signal.card, signal.fatal) == (ID, fatal)
+
+    listen(tmp_path, story)
+
+
+def test_new_errors_that_the_kernel_counts_are_heard_without_any_netlink(tmp_path: Path) -> None:
+    async def story(listening: Listening) -> None:
+        (listening.card / "driver").unlink()
+        (listening.card / "driver").symlink_to("../../drivers/vfio-pci")
+        (listening.card / "aer_dev_fatal").write_text("DLP 1\nTOTAL_ERR_FATAL 1\n")
+        await listening.cards.inventory()
+        await asyncio.sleep(1.2)  # two looks: what was there before says nothing
+        assert listening.seen == []
+        (listening.card / "aer_dev_fatal").write_text("DLP 2\nTOTAL_ERR_FATAL 2\n")
+        (signal,) = await listening.until(1)
+        assert isinstance(signal, BusErrorSignal)
+        assert (signal.fatal, signal.text) == (True, f"AER: {A} had fatal errors: DLP")
 
     listen(tmp_path, story)
 
