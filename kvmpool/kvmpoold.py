@@ -23,6 +23,7 @@ from typing import NoReturn
 from kvmpool import __version__
 from kvmpool.api import access
 from kvmpool.api.app import Server, build_app
+from kvmpool.api.card_modes import CardModes
 from kvmpool.api.hooks import Hooks
 from kvmpool.api.resources import Resources
 from kvmpool.api.runs import Runs
@@ -36,6 +37,7 @@ from kvmpool.daemon.domain_loop import DomainLoop
 from kvmpool.daemon.ledger import Ledger
 from kvmpool.daemon.notify import feed, notify, watchdog_s
 from kvmpool.daemon.seen import SeenDomains, SeenWorkers
+from kvmpool.daemon.switches import parsed
 from kvmpool.daemon.turns import Loop
 from kvmpool.daemon.vsock import VsockDomains
 from kvmpool.daemon.wake import follow
@@ -46,6 +48,8 @@ from kvmpool.dataplane.relays import VSOCK_PORT, ProcessRelays
 from kvmpool.dataplane.workers import Confinement, ProcessWorkers
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.health_source import SystemHealthSource
+from kvmpool.device.modprobe import modprobe
+from kvmpool.device.vfio import VfioModes
 from kvmpool.errors import KvmpoolError, Refused
 from kvmpool.ports import Hypervisor
 from kvmpool.store.sqlite import SqliteStore
@@ -98,14 +102,10 @@ class Daemon:
         self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"))
         device = config.device
         self.cards = SystemCards(self.clock, root=Path(device.sysroot), match=config.cards.match, nvml=device.nvml)
+        self.modes = self._modes()
         kernel_log = Path(device.kmsg) if device.kmsg else None
         self.health = SystemHealthSource(self.cards, self.clock, kernel_log=kernel_log, udev_source=device.udev)
-        relays = ProcessRelays(
-            run / "relays",
-            run / "guests",
-            listen=config.dataplane.listen,
-            guest_group=_guest_group(config.dataplane.guest_group),
-        )
+        relays = self._relays()
         workers = ProcessWorkers(run / "workers", confinement=_confinement(config.dataplane))
         seen = _Observed(SeenDomains(self._hypervisor()), self.cards, SeenWorkers(workers))
         settings = config.settings
@@ -119,6 +119,8 @@ class Daemon:
             seen.seen_workers,
             limits=config.health,
             inventory_interval_s=device.inventory_interval_s,
+            modes=self.modes,
+            initial_modes=parsed(config.cards.modes, config.cards.default_mode),
         )
         processes = self.processes = HostProcesses()
         self.domain = DomainLoop(self.store, self.clock, host, seen.seen_domains, relays, processes=processes)
@@ -129,7 +131,24 @@ class Daemon:
             self.store, ledger, config.store.kind, self.clock, settings, seen, self.libvirt, self.wake
         )
         runs = Runs(hooks, ledger, LocalPlaces(run / "relays", run / "guests"), processes)
-        self.server = Server(build_app(hooks, resources, config.api.group, runs))
+        card_modes = CardModes(resources, ledger, self.modes, seen.seen_workers, self.wake)
+        self.server = Server(build_app(hooks, resources, config.api.group, runs, card_modes))
+
+    def _relays(self) -> ProcessRelays:
+        run, keys = self.config.run_dir, self.config.dataplane
+        group = _guest_group(keys.guest_group)
+        return ProcessRelays(run / "relays", run / "guests", listen=keys.listen, guest_group=group)
+
+    def _modes(self) -> VfioModes:
+        sysroot = self.config.device.sysroot
+        return VfioModes(
+            Path(sysroot),
+            self.config.modes_dir,
+            self.clock.boot_id(),
+            self.cards.addresses,
+            let_go=self.cards.let_go,
+            load=modprobe if sysroot == "/" else None,  # of another tree the kernel has no modules
+        )
 
     def _hypervisor(self) -> Hypervisor:
         """libvirt; where guests dial by vsock, with the acceptor's map kept beside it."""
@@ -150,6 +169,8 @@ class Daemon:
         """Until `stop`. Ends by itself only with an exception."""
         try:
             await self._remember()
+            for line in await self.modes.recover():
+                log.warning("%s", line)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(loop.run(), name=loop.name) for loop in self.loops]
                 bells = [loop.wake.ring for loop in self.loops]
@@ -174,7 +195,7 @@ class Daemon:
         """Which card was where, as the last daemon published it: a card that is silent now still has its name."""
         for card in (await self.ledger.read()).rows.cards.values():
             if card.host == self.config.host.name:
-                self.cards.remember(card.id, card.address)
+                self.cards.remember(card.id, card.address, card.pci)
 
     async def _close(self) -> None:
         for loop in self.loops:

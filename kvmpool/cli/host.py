@@ -65,11 +65,21 @@ def _plan_options(function: F) -> F:
     show_default=True,
     help="Seconds after which the hook refuses a start; as [hook] deadline_s of kvmpoold's configuration.",
 )
-def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float) -> None:
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    metavar="ADDRESS=MODE",
+    help="The mode a card begins with: passthrough, vgpu or off. May be repeated; later: kvmpool card mode.",
+)
+def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float, modes: tuple[str, ...]) -> None:
     """Make this machine a host: libvirt's hook, and the service's units. May be repeated."""
+    from kvmpool.host import devices  # only here: it costs every other command 100 ms
+
     wants_units = _systemd_runs(root) if units is None else units
     with _readable():
-        plan = install.plan_join(root, socket=socket_path(), deadline_s=deadline_s, units=wants_units)
+        begin = devices.checked_modes(root, modes)
+        plan = install.plan_join(root, socket=socket_path(), deadline_s=deadline_s, units=wants_units, modes=begin)
     _carry_out(plan, dry_run, f"nothing to do: {install.HOOK} is installed and up to date")
 
 
@@ -77,12 +87,19 @@ def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float) -> No
 @_plan_options
 @click.option("--force", is_flag=True, help="Also while domains of this host have bindings.")
 def leave(root: Path, dry_run: bool, force: bool) -> None:
-    """Remove what `join` installed, and nothing else. May be repeated."""
+    """Give the cards back to the drivers they had, and remove what `join` installed. May be repeated."""
+    from kvmpool.host import devices
+
     with _readable():
         plan = install.plan_leave(root)
-    if plan.actions and not force and root == Path("/"):
+        changed = devices.changed(root)
+    if (plan.actions or changed) and not force and root == Path("/"):
         _refuse_while_bound()
-    _carry_out(plan, dry_run, "nothing to do: this host has not joined")
+    if changed and root == Path("/"):
+        _refuse_while_served()
+    for line in changed if dry_run else devices.give_back(root):
+        click.echo(f"would {line}" if dry_run else line)
+    _carry_out(plan, dry_run, "" if changed else "nothing to do: this host has not joined")
 
 
 @contextmanager
@@ -95,7 +112,8 @@ def _readable() -> Iterator[None]:
 
 def _carry_out(plan: install.Plan, dry_run: bool, nothing: str) -> None:
     if not plan.actions:
-        click.echo(nothing)
+        if nothing:
+            click.echo(nothing)
         return
     for action in plan.actions:
         if dry_run:
@@ -109,6 +127,15 @@ def _carry_out(plan: install.Plan, dry_run: bool, nothing: str) -> None:
 
 def _systemd_runs(root: Path) -> bool:
     return (root / "run/systemd/system").is_dir()  # sd_booted(3)
+
+
+def _refuse_while_served() -> None:
+    """A kvmpoold that runs would switch the cards again."""
+    try:
+        Client(deadline_s=_ASK_S).get("/status")
+    except KvmpoolError:
+        return
+    raise Refused("kvmpoold runs, and would switch its cards again. Next: systemctl disable --now kvmpoold")
 
 
 def _refuse_while_bound() -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ FOLDER = f"{HOOKS}/kvmpool"  # beside qemu.d: libvirt runs any executable in the
 MANIFEST = f"{FOLDER}/installed"
 UNIT = "etc/systemd/system/kvmpoold.service"
 SYSUSERS = "etc/sysusers.d/kvmpool.conf"
+MODES = "etc/kvmpool/conf.d/50-modes.toml"
 TMPFILES = "etc/tmpfiles.d/kvmpool.conf"
 
 RELOAD = "libvirt finds new hooks only when it starts: systemctl restart libvirtd (guests go on running)"
@@ -62,10 +64,17 @@ class _File:
 
 
 def plan_join(
-    root: Path = Path("/"), *, socket: Path = DEFAULT_SOCKET, deadline_s: float = 5.0, units: bool = False
+    root: Path = Path("/"),
+    *,
+    socket: Path = DEFAULT_SOCKET,
+    deadline_s: float = 5.0,
+    units: bool = False,
+    modes: Sequence[str] = (),
 ) -> Plan:
-    """What joining takes. Raises Refused where a file of another origin lies in the way."""
+    """What joining takes. `modes`: `ADDRESS=MODE` of cards. Raises Refused where a foreign file lies in the way."""
     files = _files(socket, deadline_s, units)
+    if modes:
+        files.insert(0, _File(MODES, _modes(modes)))
     listed = _listed(root)
     new = [file for file in files if not _same(root / file.path, file)]
     foreign = [file.path for file in new if file.path not in listed and (root / file.path).exists()]
@@ -144,6 +153,11 @@ def _files(socket: Path, deadline_s: float, units: bool) -> list[_File]:
             _File(TMPFILES, data("systemd", "kvmpool.tmpfiles").read_bytes()),
         ]
     return [*files, _File(HOOK, data("hooks", "qemu").read_bytes(), 0o755)]
+
+
+def _modes(modes: Sequence[str]) -> bytes:
+    listed = ", ".join(f'"{each}"' for each in modes)
+    return f"# Written by `kvmpool host join`.\n[cards]\nmodes = [{listed}]\n".encode()
 
 
 def _kvmpoold() -> str:
