@@ -11,7 +11,7 @@ from kvmpool.cli.output import output_option, paint, print_value, wrapped
 from kvmpool.doctor.finding import Finding, Level, Place
 from kvmpool.doctor.run import findings
 
-_AREA = 9  # the widest area and its colon
+_AREA = 12
 _TITLE = 42
 
 

@@ -33,7 +33,7 @@ def hook_settings(place: Place) -> Finding:
     told = dict(line.split("=", 1) for line in place.read(_HOOK_CONF).splitlines() if "=" in line and line[:1] != "#")
     if not told:
         return Finding(AREA, title, Level.WARN, f"no {_HOOK_CONF}: the hook's defaults hold", "kvmpool host join")
-    config = _config_or_defaults(place)
+    config = config_or_defaults(place)
     if told.get("socket") != str(config.socket):
         remedy = f"KVMPOOL_SOCKET={config.socket} kvmpool host join"
         return Finding(AREA, title, Level.FAIL, f"it asks {told.get('socket')}, kvmpoold has {config.socket}", remedy)
@@ -45,7 +45,7 @@ def hook_settings(place: Place) -> Finding:
 
 
 def group(place: Place) -> Finding:
-    name = _config_or_defaults(place).api.group
+    name = config_or_defaults(place).api.group
     title = f"group {name}"
     members = place.members(name)
     if members is None:
@@ -56,7 +56,7 @@ def group(place: Place) -> Finding:
 def listen(place: Place) -> Finding:
     """The first thing that goes wrong on a new host: the default address is the lab's."""
     title = "address that guests dial"
-    kind, _, address = _config_or_defaults(place).dataplane.listen.partition(":")
+    kind, _, address = config_or_defaults(place).dataplane.listen.partition(":")
     if kind != "tcp":
         return Finding(AREA, title, Level.PASS, kind)
     host = address.rpartition(":")[0].strip("[]")
@@ -114,7 +114,7 @@ def _config(place: Place) -> Config:
     return load(file if file.exists() else None, place.at("/etc/kvmpool/conf.d"))
 
 
-def _config_or_defaults(place: Place) -> Config:
+def config_or_defaults(place: Place) -> Config:
     try:
         return _config(place)
     except ConfigInvalid:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from kvmpool.doctor import gpu, host, libvirt, pool
+from kvmpool.doctor import gpu, host, libvirt, passthrough, pool
 from kvmpool.doctor.finding import PROGRAM_DEADLINE_S, Finding, Level, Place
 
 Check = Callable[[Place], Finding]
 
 CHECKS: tuple[tuple[str, Check], ...] = tuple(
-    (area.AREA, check) for area in (host, libvirt, gpu, pool) for check in area.CHECKS
+    (area.AREA, check) for area in (host, libvirt, gpu, passthrough, pool) for check in area.CHECKS
 )
 DEADLINE_S = PROGRAM_DEADLINE_S + 1  # of all checks together: a program's own deadline speaks first
 
