@@ -7,7 +7,7 @@ SOURCES := meson.build pyproject.toml $(shell find kvmpool hooks xml systemd -ty
 demo: .venv/installed
 	@.venv/bin/kvmpool lab demo
 
-test: .venv/installed
+test: .venv/installed $(if $(TESTS),,.venv-stacks/installed)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m $(if $(TESTS),pytest $(TESTS),tests.run)
 
 lint: .venv/installed
@@ -24,7 +24,7 @@ build: .venv/installed
 .venv/installed: scripts/install $(SOURCES)
 	@scripts/install .venv && touch $@
 
-.venv-stacks/installed: scripts/install-stacks pyproject.toml
+.venv-stacks/installed: scripts/install-stacks pyproject.toml | .venv/installed
 	@scripts/install-stacks .venv-stacks && touch $@
 
 test-stacks: .venv/installed .venv-stacks/installed

@@ -20,8 +20,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 PARTS = {
-    "not e2e and not alone and not stacks": ("-n", "auto", "--dist", "worksteal"),
-    "(e2e or alone) and not stacks": (),
+    "not e2e and not alone": ("-n", "auto", "--dist", "worksteal"),
+    "e2e or alone": (),
 }
 DEADLINE_S = 35 * 60.0
 _FUZZ_S = {True: "60", False: "5"}  # in continuous integration, at home
