@@ -27,7 +27,7 @@ static ssize_t more(struct kp_link *link, void *to, size_t room)
     return n < 0 ? -errno : n;
 }
 
-/* Takes `bytes` off the stream. Only the reader calls this. */
+/* Takes `bytes` off the stream into `to`, or nowhere where `to` is NULL. Only the reader calls this. */
 static int take(struct kp_link *link, void *to, size_t bytes)
 {
     unsigned char *at = to;
@@ -35,13 +35,15 @@ static int take(struct kp_link *link, void *to, size_t bytes)
     while (bytes > 0) {
         if (link->in_at < link->in_end) {
             size_t n = link->in_end - link->in_at < bytes ? link->in_end - link->in_at : bytes;
-            memcpy(at, link->in + link->in_at, n);
-            at += n;
+            if (at != NULL) {
+                memcpy(at, link->in + link->in_at, n);
+                at += n;
+            }
             link->in_at += n;
             bytes -= n;
             continue;
         }
-        int direct = bytes >= sizeof link->in;
+        int direct = at != NULL && bytes >= sizeof link->in;
         ssize_t n = more(link, direct ? at : link->in, direct ? bytes : sizeof link->in);
         if (n <= 0)
             return n == 0 ? -ECONNRESET : (int)n;
@@ -79,7 +81,7 @@ static int take_data(struct kp_link *link, struct kp_waiter *waiter, uint32_t le
 {
     struct kp_answer *answer = waiter->answer;
 
-    if (length > answer->bulk_bytes - waiter->bulk_got)
+    if (length == 0 || length > answer->bulk_bytes - waiter->bulk_got)
         return -EPROTO;
     int rc = take(link, (char *)answer->bulk + waiter->bulk_got, length);
     waiter->bulk_got += length;
