@@ -128,7 +128,8 @@ static int load_image(struct kp_server *s, struct kp_work *w, load_function load
     }
     if ((rc = kp_compiler_read(w, compiler)) != 0 || (rc = kp_image_take(s, w, bytes, &image)) != 0)
         goto out;
-    rc = make(s, w, load, kind, image, compiler);
+    if ((rc = kp_container_check(image, bytes)) == CUDA_SUCCESS) /* what is cached was checked */
+        rc = make(s, w, load, kind, image, compiler);
     if (rc == CUDA_SUCCESS && bytes >= KP_CACHE_MIN && s->session->cache != NULL) {
         kp_hash(image, bytes, hash);
         kp_cache_put(s->session->cache, hash, image, bytes);

@@ -40,7 +40,7 @@ int kp_do_link_add(struct kp_server *s, struct kp_work *w)
         return rc;
     known = kp_resolve(s, w->in[KP_LINK_ADD_LINK], KP_LINK, &object);
     linker = object;
-    rc = known;
+    rc = known == CUDA_SUCCESS ? (int)kp_container_check(image, w->in[KP_LINK_ADD_BYTES]) : known;
     if (rc == CUDA_SUCCESS) {
         rc = s->driver.cuLinkAddData_v2(linker->state, (int)w->in[KP_LINK_ADD_TYPE], image, w->in[KP_LINK_ADD_BYTES],
                                         (const char *)w->tail, 0, NULL, NULL);

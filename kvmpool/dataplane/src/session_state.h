@@ -221,6 +221,8 @@ int kp_image_take(struct kp_server *s, struct kp_work *w, uint64_t bytes, unsign
 int kp_compiler_read(const struct kp_work *w, struct kp_compiler *compiler);
 CUresult kp_compiler_give(struct kp_work *w, const struct kp_compiler *compiler, uint64_t *image_bytes); /* NULL: not said */
 
+CUresult kp_container_check(const unsigned char *image, uint64_t bytes); /* session_container.c: INVALID_IMAGE where it reaches beyond */
+
 void kp_linker_free(void *linker); /* session_linker.c: the session's half of one whose context is gone */
 
 /* session_module.c: the reply's bytes are a struct kp_function_info. */

@@ -32,7 +32,11 @@ bool sg_is_linked(const void *image)
 	for (size_t i = 0; i < SELFMAG; i++)
 		if (text[i] != ELFMAG[i])
 			return false;
-	return section_of(image)[0] == LINKED_MAGIC; /* any ELF file has bytes behind its header */
+	if (section_of(image)[0] != LINKED_MAGIC) /* any ELF file has bytes behind its header */
+		return false;
+	Elf64_Ehdr elf;
+	memcpy(&elf, image, sizeof(elf));
+	return elf.e_shoff == sizeof(elf) + section_of(image)[1]; /* who measures the file by its headers measured ours */
 }
 
 CUresult sg_copy_linked(const void *image, char **copy, size_t *size)

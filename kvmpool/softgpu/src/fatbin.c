@@ -163,16 +163,20 @@ static int looks_like_text(const uint8_t *image, size_t len)
 	return 1;
 }
 
+/* Looks at no byte behind the first that differs: without a length, the NUL of "" may be the last readable one. */
+static int begins(const uint8_t *image, uint32_t magic)
+{
+	for (int i = 0; i < 4; i++)
+		if (image[i] != (magic >> 8 * i & 255))
+			return 0;
+	return 1;
+}
+
 int kp_find_ptx(const void *image, size_t len, char **ptx, size_t *ptx_len, struct kp_log *log)
 {
-	uint32_t magic = 0;
-
 	if (!image || (len && len < 8))
 		return KP_INVALID_IMAGE;
-	memcpy(&magic, image, len ? 4 : 1); /* with no length even the NUL of "" may be the last readable byte */
-	if (!len && magic)
-		memcpy(&magic, image, strnlen(image, 4) == 4 || (magic & 255) == 0xb1 || (magic & 255) == 0x50 ? 4 : 1);
-	if (magic == WRAPPER_MAGIC) {
+	if (begins(image, WRAPPER_MAGIC)) {
 		struct wrapper wrapper;
 
 		if (len && len < sizeof(wrapper))
@@ -180,9 +184,9 @@ int kp_find_ptx(const void *image, size_t len, char **ptx, size_t *ptx_len, stru
 		memcpy(&wrapper, image, sizeof(wrapper));
 		return wrapper.fatbin ? from_fatbin(wrapper.fatbin, 0, ptx, ptx_len, log) : KP_INVALID_IMAGE;
 	}
-	if (magic == FATBIN_MAGIC)
+	if (begins(image, FATBIN_MAGIC))
 		return from_fatbin(image, len, ptx, ptx_len, log);
-	if (magic == ELF_MAGIC) {
+	if (begins(image, ELF_MAGIC)) {
 		kp_log(log, "this is a cubin (machine code); the software GPU needs PTX. Next: build with -ptx or code=compute_75");
 		return KP_NO_BINARY_FOR_GPU;
 	}
