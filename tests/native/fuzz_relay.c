@@ -1,4 +1,4 @@
-/* fuzz_relay.c: any bytes, in any pieces, to a relay's endpoint and to its control socket. What comes through must be a hello that
+/* fuzz_relay.c: any bytes, in any pieces, to a relay's endpoint, to its control socket and as its worker's answer. What comes through must be a hello that
  * passes its check and holds the token; afterwards every place is free again. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -109,6 +109,22 @@ static void as_control(int ours, int theirs, const uint8_t *data, size_t size)
     }
 }
 
+/* A worker that was asked for generation 7 says something. */
+static void as_worker(int ours, int theirs, const uint8_t *data, size_t size)
+{
+    struct relay_claim *claim = &the_relay.claims[0];
+
+    claim->link = (struct kp_watch){ .on_event = on_link, .fd = theirs };
+    claim->state = CLAIM_CONNECTING;
+    claim->generation = 7;
+    must(!kp_loop_watch(&the_relay.loop, &claim->link, EPOLLIN));
+    if (size)
+        send(ours, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    kp_loop_turn(&the_relay.loop, 0);
+    must(claim->state != CLAIM_POINTED || (size >= 2 && memchr(data, 'K', size)));
+    relay_claim_unpoint(&the_relay, claim, CLAIM_UNPOINTED, "next input");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     int pair[2], control;
@@ -116,9 +132,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     start_once();
     if (size < 2)
         return 0;
-    control = data[0] & 2;
+    control = data[0] & 6;
     must(!socketpair(AF_UNIX, control ? SOCK_SEQPACKET : SOCK_STREAM, 0, pair));
-    if (control) {
+    if (data[0] & 4) {
+        as_worker(pair[0], pair[1], data + 2, size - 2);
+    } else if (control) {
         as_control(pair[0], pair[1], data + 2, size - 2);
     } else {
         relay_guest_admit(&the_relay, pair[1], "fuzz", data[0] & 1);

@@ -171,7 +171,8 @@ int kp_write_parts(int fd, const struct iovec *part, int parts)
             return -errno;
         for (int i = 0; i < 2; i++) {
             size_t gone = (size_t)n < left[i].iov_len ? (size_t)n : left[i].iov_len;
-            left[i].iov_base = (char *)left[i].iov_base + gone;
+            if (gone > 0) /* a part without bytes may be nowhere */
+                left[i].iov_base = (char *)left[i].iov_base + gone;
             left[i].iov_len -= gone;
             n -= (ssize_t)gone;
         }

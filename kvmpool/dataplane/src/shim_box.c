@@ -50,8 +50,10 @@ static CUresult work_out(struct side *side, const struct shape *shape)
         return CUDA_ERROR_INVALID_VALUE;
     if (side->type == CU_MEMORYTYPE_DEVICE ? side->device == 0 : side->host == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    side->host += offset;
-    side->device += offset;
+    if (side->type == CU_MEMORYTYPE_DEVICE)
+        side->device += offset;
+    else
+        side->host += offset;
     return CUDA_SUCCESS;
 }
 
