@@ -237,3 +237,27 @@ def test_no_error_of_an_asynchronous_call_is_ever_dropped(host: shim.Host, entry
         assert result(connection) == own, "the next call that waits tells it"
         connection.sendall(call("alloc", frames.VA_BASE, 512))
         assert result(connection) == 0, "once"
+
+
+def _elf(sections: int) -> bytes:
+    """A header that says where `sections` section headers are, and none of them."""
+    return struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 64, 0, 0, 64, 56, 0, 64, sections, 0)
+
+
+REACHING = {
+    "a wrapper with the guest's pointer": struct.pack("<IIQQ", 0x466243B1, 1, 0x4141414141414141, 0),
+    "a fatbin that is said to be longer": struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 20) + bytes(64),
+    "an entry that leaves its fatbin": struct.pack("<IHHQHHIQ", 0xBA55ED50, 1, 16, 64, 1, 1, 64, 1 << 30) + bytes(48),
+    "section headers behind the end": _elf(5),
+}
+
+
+@pytest.mark.parametrize("image", REACHING.values(), ids=REACHING)
+def test_an_image_that_reaches_beyond_what_was_sent_never_comes_to_the_driver(host: shim.Host, image: bytes) -> None:
+    connection = with_context(host)
+    connection.sendall(call("module_load", frames.MODULE_HANDLE, len(image), bulk=image))
+    assert result(connection) == 200
+    connection.sendall(call("library_load", frames.LIBRARY_HANDLE, len(image), bulk=image))
+    assert result(connection) == 200
+    connection.sendall(call("module_load", frames.MODULE_HANDLE, 4, bulk=b"ptx\0"))
+    assert result(connection) == 0
