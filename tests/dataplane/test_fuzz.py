@@ -25,7 +25,7 @@ pytestmark = [
 
 FLAGS = ("-std=gnu11", "-O1", "-g", "-fno-sanitize-recover=all", "-fsanitize=fuzzer,address,undefined")
 SOFTGPU = shim.ROOT / "kvmpool" / "softgpu" / "src"
-CONTROL = ("control", "json", "loop", "options", "refuse", "frame")  # of a host's programs, but for their log
+CONTROL = tuple(Path(name).stem for name in plane.SHARED if name != "log.c")  # of a host's programs
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _frame_seeds() -> list[bytes]:
 
 
 def _hello_seeds() -> list[bytes]:
-    seeds = [frames.hello()[16:], frames.hello(claim=b"a-b_9")[16:], bytes(228), b"\xff\xff\xff\xff" + bytes(224)]
+    seeds = [frames.hello()[16:], frames.hello(claim=b"a-b_9")[16:], bytes(260), b"\xff\xff\xff\xff" + bytes(256)]
     return [*seeds, bytes(1200)]  # of figures
 
 
@@ -75,7 +75,8 @@ def _relay_seeds() -> list[bytes]:
 
 def _worker_seeds() -> list[bytes]:
     said = [b"\x00STATUS", b"\x00STOP", b"\x00RELAY 1", b"\x00RELAY 2", b"\x01KEEPALIVE"]
-    return [*said, b"\x03SESSION\n" + plane.hello()[16:], b"\x02SESSION\n" + plane.hello()[16:]]
+    window = b"\x0bSESSION 1048576 4096 " + b"0f" * 16 + b"\n" + plane.hello()[16:]
+    return [*said, window, b"\x03SESSION\n" + plane.hello()[16:], b"\x02SESSION\n" + plane.hello()[16:]]
 
 
 def _reply(length: int, body: bytes = b"", kind: int = 2) -> bytes:
@@ -140,12 +141,12 @@ TARGETS = (
     Target("fuzz_frame", (), _frame_seeds, 2000),
     Target("fuzz_hello", (), _hello_seeds, 1300),
     Target("fuzz_ring", (), _ring_seeds, 400),
-    Target("fuzz_relay", ("quiet_log", *CONTROL), _relay_seeds, 600),
+    Target("fuzz_relay", ("quiet_log", *CONTROL, "relay_window"), _relay_seeds, 600),
     Target("fuzz_worker", ("quiet_log", *CONTROL, "account", "confine", "confine_calls", "confine_cgroup", "turns",
            "cache", "blake2b"), _worker_seeds, 600),
     Target("fuzz_session", (*SESSION, "frame", "handles", "account", "turns", "cache", "blake2b", "ring", "window",
            "made:session_handlers"), _session_seeds, 2000, 500),
-    Target("fuzz_shim", (*_shim_sources(), "blake2b", "handles", "ring", "window", "made:shim_stubs",
+    Target("fuzz_shim", (*_shim_sources(), "blake2b", "handles", "ring", "slots", "window", "made:shim_stubs",
            "made:shim_exports"), _shim_seeds, 1500, 500),
     Target("fuzz_observer", ("frame", "account", "turns", "gnvml_card", "gnvml_event", "gnvml_library",
            "gnvml_process"), _observer_seeds, 1000, 500),
