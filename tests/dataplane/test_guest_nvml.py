@@ -137,10 +137,13 @@ say([n.nvmlDeviceGetCount(), n.nvmlDeviceGetUUID(c), n.nvmlDeviceGetName(c), n.n
 
 def test_memory_and_processes_are_those_of_all_sessions_of_the_claim(place: Remote) -> None:
     """Looking itself costs nothing, and a process that ends is gone."""
-    look = CARD + """
+    look = (
+        CARD
+        + """
 processes = n.nvmlDeviceGetComputeRunningProcesses(c)
 say([n.nvmlDeviceGetMemoryInfo(c).used, [[p.pid, p.usedGpuMemory] for p in processes]])
 """
+    )
     with running(place, HOLD + "sys.stdin.read()") as one, running(place, HOLD + "sys.stdin.read()") as two:
         assert [said(one), said(two)] == ["held", "held"]
         used, processes = ask(place, look)
@@ -288,7 +291,8 @@ def figures_frame(body: bytes, seq: int, op: int = OP_FIGURES) -> bytes:
 
 def welcome(**changed: Any) -> bytes:
     values = {
-        "status": 0, "caps": b"", "uuid": bytes(16), "pci": b"0000:01:02.0", "memory": 1 << 30, "ping": 0, "text": b"",
+        "status": 0, "caps": b"", "uuid": bytes(16), "pci": b"0000:01:02.0", "memory": 1 << 30, "ping": 0,
+        "device": bytes(16), "window_at": 0, "window_bytes": 0, "text": b"",
     }  # fmt: skip
     body = WELCOME.pack(*(values | changed).values())
     return FRAME.pack(MAGIC, OP_WELCOME, 0, 0, len(body), 0) + body
