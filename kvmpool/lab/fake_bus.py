@@ -57,6 +57,20 @@ def make_driver(root: Path, driver: str) -> None:
     (folder / "new_id").touch()
 
 
+def adopt(root: Path) -> None:
+    """Make a tree of soft cards, which shows how cards are bound, one in which that can be changed."""
+    for name in ("proc", "dev/vfio"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    bus = root / "sys/bus/pci"
+    for path in (bus / "drivers_probe", *bus.glob("drivers/*/unbind"), *bus.glob("drivers/*/bind")):
+        if not path.is_fifo():
+            path.unlink()
+            os.mkfifo(path)
+    for folder in bus.glob("devices/*"):
+        link = folder / "driver"
+        (folder / ".driver").write_text(Path(os.readlink(link)).name if link.is_symlink() else "")
+
+
 def make_process(root: Path, pid: int, comm: str, holds: str, *, cmdline: str = "", cgroup: str = "") -> None:
     """A process with one device node open."""
     folder = root / "proc" / str(pid)
