@@ -99,7 +99,7 @@ class Daemon:
             asyncio.get_running_loop().create_task(self.store.close())
             raise
         run = config.run_dir
-        self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"))
+        self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"), config.originals_dir)
         device = config.device
         self.cards = SystemCards(self.clock, root=Path(device.sysroot), match=config.cards.match, nvml=device.nvml)
         self.modes = self._modes()

@@ -157,6 +157,11 @@ class Config:
         return Path(self.paths.state) / "modes"
 
     @property
+    def originals_dir(self) -> Path:
+        """Definitions of domains from before kvmpool edited them: `kvmpool host leave` reads them too."""
+        return Path(self.paths.state) / "domains"
+
+    @property
     def settings(self) -> Settings:
         """The policy as the core takes it. The hook's deadline less what the answer needs to travel."""
         policy = {each.name: getattr(self.policy, each.name) for each in fields(self.policy)}

@@ -1,4 +1,4 @@
-"""Gives back what kvmpool has changed on this host's devices, and checks modes that a host is to begin with.
+"""Gives back what kvmpool has changed of this host's devices and domains; checks modes that a host is to begin with.
 
 What a function of the bus was before (driver, override, d3cold_allowed) is in the journal of the mode engine.
 This module does not know kvmpoold: whoever calls it has made sure that no daemon switches modes meanwhile.
@@ -19,6 +19,8 @@ from kvmpool.device.sysroot import Sysroot
 from kvmpool.device.topology import DEVICES
 from kvmpool.device.vfio import VfioModes
 from kvmpool.errors import NotFound, Refused
+from kvmpool.virt.originals import Originals
+from kvmpool.virt.originals import give_back as give_definitions_back
 
 _MODE = re.compile(r"(?P<address>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])=(?P<mode>passthrough|vgpu|off)")
 
@@ -33,11 +35,23 @@ def changed(root: Path) -> list[str]:
     """One line for each function of the bus that is to be given back."""
     folder = root / str(config_of(root).modes_dir).lstrip("/")
     journal = Journal(folder)
-    return [f"give {each.address} back to {each.driver or 'no driver'}" for each in journal.origins()]
+    lines = [f"give {each.address} back to {each.driver or 'no driver'}" for each in journal.origins()]
+    return lines + [f"take kvmpool out of domain {uuid}" for uuid in _originals(root).names()]
 
 
 def give_back(root: Path) -> tuple[str, ...]:
-    """Do it, a line each. Raises CardBusy, SwitchFailed, CardWedged at the first that cannot be given back."""
+    """Do it, a line each, devices first.
+
+    Raises CardBusy, SwitchFailed, CardWedged, Refused, Unreachable at the first that cannot be given back.
+    """
+    return (*_give_devices_back(root), *give_definitions_back(config_of(root).libvirt.uri, _originals(root)))
+
+
+def _originals(root: Path) -> Originals:
+    return Originals(root / str(config_of(root).originals_dir).lstrip("/"))
+
+
+def _give_devices_back(root: Path) -> tuple[str, ...]:
     config = config_of(root)
     tree = root / config.device.sysroot.lstrip("/")
     folder = root / str(config.modes_dir).lstrip("/")

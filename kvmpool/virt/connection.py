@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import libvirt
 
@@ -17,6 +18,7 @@ from kvmpool.core.model import ClaimSpec, DomainSeen
 from kvmpool.errors import DeadlinePassed, Unreachable
 from kvmpool.virt import edit, listing
 from kvmpool.virt.link import PAUSE_FIRST_S, PAUSE_MAX_S, Link
+from kvmpool.virt.originals import Originals
 
 log = logging.getLogger("kvmpool.virt")
 
@@ -42,9 +44,13 @@ _LIFECYCLE = {
 class Libvirt:
     """Use it from one event loop. Nothing is opened before the first call."""
 
-    def __init__(self, uri: str, guests: str = GUESTS) -> None:
-        """`guests`: where kvmpoold writes what a guest reads through fw_cfg, one folder a domain's uuid."""
+    def __init__(self, uri: str, guests: str = GUESTS, originals: Path | None = None) -> None:
+        """`guests`: where kvmpoold writes what a guest reads through fw_cfg, one folder a domain's uuid.
+
+        `originals`: where a domain's definition is kept as it was before it is edited; None: nowhere.
+        """
         self._uri = uri
+        self._keep = {"keep": Originals(originals).keep} if originals is not None else {}
         self._guests = guests
         self._reads = Link(uri, "reads")
         self._edits = Link(uri, "edits")
@@ -63,7 +69,7 @@ class Libvirt:
         Raises NotFound, ClaimInvalid, Refused, Unreachable.
         """
         return await self._edits.call(
-            lambda conn: edit.add_claim(conn, domain, attributes, self._guests), EDIT_DEADLINE_S
+            lambda conn: edit.add_claim(conn, domain, attributes, self._guests, **self._keep), EDIT_DEADLINE_S
         )
 
     async def remove_claim(self, domain: str, name: str) -> None:

@@ -6,7 +6,7 @@ one definition: both or nothing. A running domain keeps what it was started with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import libvirt
@@ -35,11 +35,21 @@ _DEFINITION = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
 SHARED = "shared_memory"  # beside the attributes of <claim>: it is a device of the domain, for all its claims
 
 
-def add_claim(connection: libvirt.virConnect, name: str, given: Mapping[str, str], guests: str) -> ClaimSpec:
+Keep = Callable[[str, str], None]
+
+
+def _nobody_keeps(uuid: str, xml: str) -> None:
+    return None
+
+
+def add_claim(
+    connection: libvirt.virConnect, name: str, given: Mapping[str, str], guests: str, keep: Keep = _nobody_keeps
+) -> ClaimSpec:
     """One claim more for the domain; what libvirt kept of it. `guests`: the folder of kvmpoold's files for guests.
 
     `given`: the attributes of <claim>, and SHARED where the domain's device of shared memory is to be changed.
 
+    `keep`: is given the domain's uuid and its definition before it is edited.
     Raises NotFound, ClaimInvalid, Refused; then the domain is as it was.
     """
     domain = _find(connection, name)
@@ -49,6 +59,7 @@ def add_claim(connection: libvirt.virConnect, name: str, given: Mapping[str, str
     element = with_claim(before, attributes)
     asked = spec_of(name, attributes)
     _check_schema(name, element)
+    keep(domain.UUIDString(), before)
     _write(connection, domain, before, element, fw_cfg_entries(f"{guests}/{domain.UUIDString()}"), shared)
     if asked not in claims_of(domain.XMLDesc(_DEFINITION)).claims:
         connection.defineXML(before)
