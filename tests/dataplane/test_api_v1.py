@@ -21,8 +21,8 @@ API_V1 = {
     "cuDeviceComputeCapability cuDeviceGetPCIBusId cuDeviceGetByPCIBusId cuDeviceCanAccessPeer cuDeviceGetProperties",
     "context": "cuCtxCreate cuCtxDestroy cuCtxPushCurrent cuCtxPopCurrent cuCtxSetCurrent cuCtxGetCurrent "
     "cuCtxGetDevice cuCtxGetApiVersion cuCtxGetFlags cuCtxGetId cuCtxSynchronize cuCtxGetLimit cuCtxSetLimit "
-    "cuCtxGetCacheConfig cuCtxSetCacheConfig cuCtxGetSharedMemConfig cuCtxSetSharedMemConfig cuCtxGetStreamPriorityRange cuCtxAttach "
-    "cuCtxDetach cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset "
+    "cuCtxGetCacheConfig cuCtxSetCacheConfig cuCtxGetSharedMemConfig cuCtxSetSharedMemConfig "
+    "cuCtxGetStreamPriorityRange cuCtxAttach cuCtxDetach cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset "
     "cuDevicePrimaryCtxGetState cuDevicePrimaryCtxSetFlags",
     "module": "cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload "
     "cuModuleGetFunction cuModuleGetGlobal cuModuleGetLoadingMode",
