@@ -70,6 +70,7 @@ static void serve(int fd, struct kp_session *session, int refuse)
     struct kp_welcome welcome = {.status = -refuse, .text = "the test said no"};
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    kp_socket_widen(fd);
     if (kp_hello_read(fd, &hello) != 0)
         _exit(3);
     if (refuse != 0)

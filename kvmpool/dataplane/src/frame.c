@@ -129,6 +129,17 @@ int kp_read_full(int fd, void *buffer, size_t length)
     return 0;
 }
 
+void kp_socket_widen(int fd)
+{
+    int domain = 0, bytes = KP_BODY_MAX;
+    socklen_t length = sizeof domain;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX)
+        return;
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes) != 0) /* beyond wmem_max, for root */
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
 int kp_write_full(int fd, const void *buffer, size_t length)
 {
     const char *at = buffer;

@@ -136,6 +136,10 @@ int kp_claim_name_check(const char *name, size_t room);
 int kp_read_full(int fd, void *buffer, size_t length);
 int kp_write_full(int fd, const void *buffer, size_t length); /* raises no SIGPIPE */
 
+/* Gives a unix socket room for a frame of bulk on its way: with the kernel's 208 KiB both sides of a copy sleep and are woken
+ * twice a frame, because a writer is woken only once three quarters are read. As much as the caller may; others are left alone. */
+void kp_socket_widen(int fd);
+
 int kp_write_parts(int fd, const struct iovec *part, int parts); /* at most two, as one */
 
 /* One frame; `out` holds at least `room` bytes and a longer body is -EPROTO. Blocking. */

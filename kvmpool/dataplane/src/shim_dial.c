@@ -127,7 +127,10 @@ static int connect_unix(const char *path)
     if (strlen(path) >= sizeof address.sun_path)
         return -ENAMETOOLONG;
     strcpy(address.sun_path, path);
-    return connected(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&address, sizeof address);
+    int fd = connected(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&address, sizeof address);
+    if (fd >= 0)
+        kp_socket_widen(fd);
+    return fd;
 }
 
 /* Small calls at once, and a host that vanished without a word is noticed; unix and vsock need neither. */

@@ -51,6 +51,7 @@ static _Noreturn void serve(struct worker *worker, pid_t parent, unsigned slot, 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     session.slot = slot;
+    kp_socket_widen(guest_fd); /* while it is root */
     session.place = *place;
     rc = kp_turns_join(&session.turns, slot);
     close_all_but((int[]){ guest_fd, worker->lock_fd, session.turns.fd, place->fd }, place->bytes > 0 ? 4 : 3);
