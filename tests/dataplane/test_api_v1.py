@@ -22,8 +22,8 @@ API_V1 = {
     "context": "cuCtxCreate cuCtxDestroy cuCtxPushCurrent cuCtxPopCurrent cuCtxSetCurrent cuCtxGetCurrent "
     "cuCtxGetDevice cuCtxGetApiVersion cuCtxGetFlags cuCtxGetId cuCtxSynchronize cuCtxGetLimit cuCtxSetLimit "
     "cuCtxGetCacheConfig cuCtxSetCacheConfig cuCtxGetSharedMemConfig cuCtxSetSharedMemConfig "
-    "cuCtxGetStreamPriorityRange cuCtxAttach cuCtxDetach cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset "
-    "cuDevicePrimaryCtxGetState cuDevicePrimaryCtxSetFlags",
+    "cuCtxGetStreamPriorityRange cuCtxAttach cuCtxDetach cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease "
+    "cuDevicePrimaryCtxReset cuDevicePrimaryCtxGetState cuDevicePrimaryCtxSetFlags",
     "module": "cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload "
     "cuModuleGetFunction cuModuleGetGlobal cuModuleGetLoadingMode",
     "linker": "cuLinkCreate cuLinkAddData cuLinkAddFile cuLinkComplete cuLinkDestroy",
