@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.dataplane.waiting import built_once, gone, wait_until
+from tests.dataplane.waiting import built_once, gone, state, wait_until
 
 ROOT = Path(__file__).parents[2]
 DATAPLANE = ROOT / "kvmpool" / "dataplane"
 SOURCES = DATAPLANE / "src"
 NATIVE = ROOT / "tests" / "native"
-GUEST = ("guest.c", "guest_calls.c", "guest_life.c", "guest_pinned.c")
+GUEST = ("guest.c", "guest_async.c", "guest_calls.c", "guest_crowd.c", "guest_life.c", "guest_pinned.c")
 WARNINGS = ("-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}")
 FLAVOURS = {
     "plain": ("-O2",),
-    "races": ("-O1", "-fsanitize=thread"),
+    "races": ("-O1", "-fsanitize=thread", "-DKP_VA_BASE=0x1000000000ull"),  # where its checker leaves room
     "checked": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     # its PCI devices are those below the folder it runs in
     "device": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", '-DKP_PCI_DEVICES="pci"'),
@@ -36,7 +36,8 @@ def build(flavour: str) -> Path:
     emitters = ("emit_roundtrip.py", "emit_session.py", "emit_shim.py")
     generators = [DATAPLANE / name for name in ("calls.toml", "calltable.py", *emitters)]
     ours = [file for file in SOURCES.glob("*.[ch]") if not file.stem.startswith(("relay", "worker", "acceptor"))]
-    natives = [NATIVE / name for name in (*GUEST, "guest.h", "bench_guest.c", "session_host.c", "stub_driver.c")]
+    others = ("guest.h", "bench_guest.c", "failing_driver.c", "session_host.c", "stub_driver.c")
+    natives = [NATIVE / name for name in (*GUEST, *others)]
     digest = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted([*generators, *ours, *natives, Path(__file__)]))
     ).hexdigest()
@@ -57,22 +58,36 @@ def _compile(folder: Path, flags: tuple[str, ...]) -> None:
     (folder / "shim").mkdir(exist_ok=True)
     (folder / "stub").mkdir(exist_ok=True)
     shared = [SOURCES / f"{name}.c" for name in ("blake2b", "frame", "handles", "ring", "slots", "window")]
-    library = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
+    plain = ("-shared", "-fPIC", "-fvisibility=hidden")
+    library = (*plain, "-Wl,-soname,libcuda.so.1")
     guest_half = [*SOURCES.glob("shim_*.c"), *made.glob("shim_*.c")]
-    session_flags = () if "-fsanitize=thread" in flags else flags  # it cannot have memory at the guest's addresses
     session = [*SOURCES.glob("session_*.c"), *made.glob("session_*.c"), SOURCES / "account.c", SOURCES / "turns.c"]
     session += [SOURCES / "cache.c"]
     guest = [NATIVE / name for name in GUEST]
     jobs: list[list[str | Path]] = [
         [*flags, *library, *guest_half, *shared, "-o", folder / "shim/libcuda.so.1"],
-        [*session_flags, *session, *shared, NATIVE / "session_host.c", "-o", folder / "session_host"],
+        [*flags, *session, *shared, NATIVE / "session_host.c", "-o", folder / "session_host"],
         ["-O1", *library, NATIVE / "stub_driver.c", "-o", folder / "stub/libcuda.so.1"],
+        ["-O1", *plain, "-Wl,-soname,libstub.so", NATIVE / "stub_driver.c", "-o", folder / "stub/libstub.so"],
         [*flags, *guest, "-o", folder / "guest"],
         ["-O1", "-static", *guest, "-o", folder / "guest-static"],
         ["-O1", NATIVE / "bench_guest.c", "-o", folder / "bench-guest"],
     ]
     for job in jobs:
         subprocess.run(["gcc", *WARNINGS, f"-I{made}", *job, "-lpthread", "-ldl"], check=True)
+
+
+def failing(built: Path, function: str) -> Path:
+    """A folder with a driver in which that function fails when it is told to (failing_driver.c)."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        flags = ["-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-DFAILING={function}", "-Wl,-soname,libcuda.so.1"]
+        source, stub = NATIVE / "failing_driver.c", built / "stub"
+        command = ["gcc", *WARNINGS, *flags, source, f"-L{stub}", "-Wl,--no-as-needed", "-lstub", "-ldl"]
+        subprocess.run([*map(str, command), "-o", str(folder / "libcuda.so.1")], check=True)
+
+    return built_once(built / f"failing-{function}", make)
 
 
 @dataclass
@@ -141,6 +156,10 @@ class Host:
         """Pids of the sessions that run now."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in children if not gone(int(pid))]
+
+    def settled(self) -> bool:
+        """Whether all sessions have ended and what they held is free again."""
+        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text() == "" and state(self.process.pid) == "S"
 
     def driver_calls(self) -> list[str]:
         counted = self.folder / "driver"

@@ -316,7 +316,7 @@ def test_the_acceptor_passes_a_guest_to_the_relay_of_its_cid(plane: Plane) -> No
     (cids / "7").unlink()
     with plane.guest() as stranger:
         assert stranger.ended(2.0)
-    assert "guest with CID 7 refused" in plane.log(acceptor)
+    wait_until(lambda: "guest with CID 7 refused" in plane.log(acceptor), what="it is logged")
     (cids / "7").write_text("../../../etc/passwd/../relays-of-others")
     with plane.guest() as stranger:
         assert stranger.ended(2.0)

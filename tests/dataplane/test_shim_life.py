@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane import shim
+from tests.dataplane.remote import remote
 from tests.dataplane.waiting import wait_until
 
 pytestmark = pytest.mark.native
@@ -67,10 +68,34 @@ def test_many_threads_at_once_each_get_their_own_results(tmp_path: Path, flavour
     assert (run.code, run["failed"], run["all_free"]) == (0, 0, 1)
 
 
+CROWD = 32
+
+
+@pytest.mark.parametrize("flavour", ["plain", "checked", "races", "races socket"])
+def test_a_crowd_of_threads_with_streams_events_and_modules_of_their_own(tmp_path: Path, flavour: str) -> None:
+    """With "races" shim, session and program are all watched by ThreadSanitizer, which ends them at what it finds."""
+    with shim.host(tmp_path, flavour, memory=512 << 20, TSAN_OPTIONS="halt_on_error=1") as host:
+        run = host.run("crowd", str(CROWD), TSAN_OPTIONS="halt_on_error=1")
+    assert (run.code, run.lines) == (0, ["wrong=0", "all_free=1"])
+
+
+def test_a_crowd_under_the_race_checker_before_a_real_worker_and_card(tmp_path: Path) -> None:
+    """There kernels and copies run beside each other, and replies come in another order than calls."""
+    built = shim.build("races")
+    with remote(tmp_path) as place:
+        library = {"LD_LIBRARY_PATH": str(built / "shim"), "TSAN_OPTIONS": "halt_on_error=1"}
+        done = place.guest([built / "guest", "crowd", str(CROWD)], **library)
+    assert (done.code, done.lines, done.errors) == (0, ["wrong=0", "all_free=1"], "")
+
+
 def test_a_child_has_no_driver_and_leaves_its_parents_alone(host: shim.Host) -> None:
     # Not the child's leaks: gcc 12's sanitizer takes its allocator's locks at exit, and one that a thread held at the
-    # fork is held for ever in the child.
-    run = host.run("fork", ASAN_OPTIONS="detect_leaks=0")
+    # fork is held for ever in the child. The flusher takes them while it starts: it has started once it has sent something.
+    guest = host.start("fork", ASAN_OPTIONS="detect_leaks=0")
+    assert guest.stdout is not None
+    assert guest.stdout.readline() == "waiting=1\n"
+    wait_until(lambda: "cuStreamCreate" in host.driver_calls(), 20.0, "the flusher has sent the call")
+    run = host.finish(guest, "\n")
     assert (run["child_alloc"], run["child_init"], run["child_count"], run["child_exit"]) == (3, 3, 3, 0)
     assert (run["parent"], run["parent_synchronise"]) == (0, 0)
 
@@ -135,7 +160,9 @@ def test_an_endpoint_that_is_not_there_is_an_error_and_not_a_crash(host: shim.Ho
 @pytest.mark.parametrize("case", ["memory", "fill", "fault", "contexts", "per_thread", "lookup"])
 def test_a_statically_linked_program_finds_the_library_by_its_soname(tmp_path: Path, case: str) -> None:
     with shim.host(tmp_path, "plain") as host:
-        dynamic, static = host.run(case), host.run(case, program="guest-static")
+        dynamic = host.run(case)
+        wait_until(host.settled, 20.0, "the first one's session has given all back")
+        static = host.run(case, program="guest-static")
     assert static.code == 0, static.lines
     assert static.lines == dynamic.lines
 

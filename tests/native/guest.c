@@ -34,6 +34,10 @@ int main(int argc, char **argv)
         return case_threads(second), 0;
     if (strcmp(name, "stress") == 0)
         return case_stress(atoi(second)), 0;
+    if (strcmp(name, "crowd") == 0)
+        return case_crowd(atoi(second)), 0;
+    if (strcmp(name, "async") == 0)
+        return case_async(second, third, argc > 4), 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (strcmp(name, cases[i].name) == 0)
             return cases[i].run(), 0;

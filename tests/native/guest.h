@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,5 +86,7 @@ void case_pinned(size_t bytes);
 void case_pinned_lost(void);
 void case_init(void);
 void case_stress(int threads);
+void case_crowd(int threads);
+void case_async(const char *op, const char *armed, bool destroy);
 
 #endif

@@ -31,10 +31,14 @@ void case_fork(void)
     int status, count;
     CUdeviceptr at;
     pid_t child;
+    CUstream stream;
 
     start();
     must(cuMemAlloc_v2, &at, (size_t)100);
+    must(cuStreamCreate, &stream, 0u);
+    puts("waiting=1");
     fflush(stdout);
+    getchar();
     if ((child = fork()) == 0) {
         say("child_alloc", cu(cuMemAlloc_v2, &at, (size_t)100));
         say("child_init", cu(cuInit, 0u));

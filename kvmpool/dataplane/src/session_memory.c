@@ -248,10 +248,10 @@ int kp_do_free(struct kp_server *s, struct kp_work *w)
         free(grave);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return kp_bury(s, grave);
+    return kp_bury(s, grave, w->wanted);
 }
 
-CUresult kp_memory_reap(struct kp_server *s, uint64_t va)
+CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, bool note)
 {
     unsigned block = (unsigned)(va % KP_VA_PAGE / BLOCK);
     struct kp_mapping *mapping;
@@ -268,6 +268,9 @@ CUresult kp_memory_reap(struct kp_server *s, uint64_t va)
         rc = end_mapping(s, mapping);
     else if (mapping->freed == mapping->allocations)
         s->reaping_bytes += mapping->bytes;
+    rc = waited != CUDA_SUCCESS ? waited : rc;
+    if (note) /* before anybody goes on who waits for the reaper: the end of a context takes its errors with it */
+        kp_note(s, rc);
     s->reaping--;
     pthread_cond_broadcast(&s->reaped);
     pthread_mutex_unlock(&s->memory_lock);

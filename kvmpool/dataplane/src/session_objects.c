@@ -176,7 +176,7 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     uint64_t number = w->in[KP_CONTEXT_DESTROY_HANDLE];
     void *object;
     struct kp_home *home;
-    int rc = kp_resolve(s, number, KP_CONTEXT, &object);
+    int rc = kp_resolve(s, number, KP_CONTEXT, &object), late;
 
     if (rc != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -194,8 +194,8 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     s->home = NULL;
     s->home_number = 0;
     atomic_store(&s->sticky, CUDA_SUCCESS);
-    atomic_store(&s->deferred, CUDA_SUCCESS);
-    return rc;
+    late = atomic_exchange(&s->deferred, CUDA_SUCCESS); /* nobody else would hear of it */
+    return rc != CUDA_SUCCESS ? rc : late;
 }
 
 int kp_do_stream_info(struct kp_server *s, struct kp_work *w)

@@ -5,15 +5,15 @@
 
 #define STACK_BYTES (256 * 1024)
 
-static CUresult reap(struct kp_server *s, struct kp_grave *grave)
+static CUresult reap(struct kp_server *s, struct kp_grave *grave, bool note)
 {
-    CUresult rc = s->driver.cuCtxSetCurrent(grave->home->context), also;
+    CUresult rc = s->driver.cuCtxSetCurrent(grave->home->context);
 
     if (rc == CUDA_SUCCESS)
         rc = s->driver.cuCtxSynchronize();
-    also = kp_memory_reap(s, grave->va);
+    rc = kp_memory_reap(s, grave->va, rc, note);
     free(grave);
-    return rc != CUDA_SUCCESS ? rc : also;
+    return rc;
 }
 
 static void *reap_for_ever(void *argument)
@@ -30,7 +30,7 @@ static void *reap_for_ever(void *argument)
         pthread_mutex_unlock(&s->queue_lock);
         for (; grave != NULL; grave = next) { /* the wait of the first is nearly always that of all */
             next = grave->next;
-            kp_note(s, reap(s, grave));
+            reap(s, grave, true);
         }
     }
     return NULL;
@@ -50,10 +50,10 @@ static bool start_reaper(struct kp_server *s)
     return s->has_reaper;
 }
 
-CUresult kp_bury(struct kp_server *s, struct kp_grave *grave)
+CUresult kp_bury(struct kp_server *s, struct kp_grave *grave, bool wait)
 {
-    if (!start_reaper(s))
-        return reap(s, grave); /* no thread to be had: the reader waits */
+    if (wait || !start_reaper(s))
+        return reap(s, grave, false); /* with no thread to be had the reader waits */
     pthread_mutex_lock(&s->queue_lock);
     grave->next = s->graves;
     s->graves = grave;

@@ -230,7 +230,7 @@ CUresult kp_give_function(struct kp_server *s, struct kp_work *w, CUfunction fun
 CUresult kp_give_kernel(struct kp_server *s, struct kp_work *w, CUkernel kernel);
 
 /* session_memory.c */
-CUresult kp_memory_reap(struct kp_server *s, uint64_t va); /* takes away what kp_do_free has marked */
+CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, bool note); /* takes away what kp_do_free has marked */
 bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes); /* false: surely no memory of the session */
 void kp_memory_drop(struct kp_server *s, uint64_t home_number);
 
@@ -247,8 +247,8 @@ int kp_have_library(struct kp_server *s, const struct kp_home *home, uint64_t nu
 /* session_arena.c */
 void kp_arena_leave(struct kp_server *s, struct kp_home *home); /* before its context goes */
 
-/* session_reap.c: hands a freed allocation to the reaper, which owns it then. */
-CUresult kp_bury(struct kp_server *s, struct kp_grave *grave);
+/* session_reap.c: hands a freed allocation to the reaper, which owns it then; where `wait`, it is gone on return. */
+CUresult kp_bury(struct kp_server *s, struct kp_grave *grave, bool wait);
 
 /* Handlers that are written by hand; why, says calls.toml. */
 int kp_do_device_info(struct kp_server *s, struct kp_work *w);

@@ -22,7 +22,9 @@
 #define KP_EXPORT __attribute__((visibility("default")))
 #define KP_OUT_BYTES 65536u /* of calls that wait to be sent together */
 #define KP_DRIVER_VERSION 13000 /* highest API version the shim implements */
+#ifndef KP_VA_BASE
 #define KP_VA_BASE 0x300000000000ull /* the device addresses of a session: free in any x86-64 process, also under ASan */
+#endif
 
 /* Where a reply goes. `out` takes `outs` numbers, then `bytes` up to `room`; `bulk` exactly `bulk_bytes` of DATA. */
 struct kp_answer {
@@ -37,7 +39,8 @@ struct kp_answer {
 struct kp_waiter;
 
 struct kp_stats {
-    uint64_t round_trips, frames, writes, bytes_out, bytes_in, dials;
+    uint64_t round_trips, frames, writes, bytes_out, dials; /* guarded by `tx` */
+    atomic_ullong bytes_in;
 };
 
 /* The connection. `tx` orders everything that is sent and guards all but the members of the receiving side. */
@@ -99,8 +102,6 @@ struct kp_shim {
     struct kp_handles handles;
     struct kp_welcome welcome;
     struct kp_device_info device;
-    uint64_t primary; /* the primary context's handle, 0: none */
-    unsigned primary_refs, primary_flags;
     unsigned char params[KP_PARAM_BYTES_MAX + 4]; /* of the launch that is being packed */
     struct kp_stats stats;
 };
@@ -171,12 +172,12 @@ struct kp_thread *kp_thread(void);
 bool kp_program_is_static(void);
 
 /* shim_context.c */
+#define KP_CONTEXT_FLAGS 0x7fu
 uint64_t kp_current(void); /* this thread's context's handle, 0: none */
 struct kp_context *kp_context_of(uint64_t number); /* with `tx` held */
 CUresult kp_ready(void); /* NOT_INITIALIZED before cuInit, and in a child of the process that called it */
 CUresult kp_context_create(unsigned flags, bool primary, uint64_t *number); /* dials again where the worker was lost; not current yet */
 CUresult kp_context_destroy(uint64_t number); /* with all that lives in it, whether or not its worker is still there */
-#define KP_CONTEXT_FLAGS 0x7fu
 
 /* shim_space.c, with `tx` held: device addresses. */
 CUdeviceptr kp_space_take(size_t bytes, uint64_t context); /* 0: the window is full */
@@ -230,7 +231,7 @@ void kp_jit_give(const struct kp_jit *jit, const void *reply, size_t got); /* it
 void kp_linker_free(void *linker);
 
 /* shim_host.c: page-locked host memory: in the window where there is one with room, plain memory otherwise. */
-bool kp_host_find(const void *address, void **start, size_t *bytes);
+bool kp_host_find(const void *address, void **start, size_t *bytes); /* with `tx` held */
 bool kp_host_shared(const void *address, size_t bytes, uint64_t *offset); /* with `tx` held: all of it in the window */
 void kp_host_leave(struct kp_window *window); /* with `tx` held: its worker is lost */
 

@@ -136,14 +136,30 @@ CUresult kp_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned 
     return kp_cuCtxCreate_v2(pctx, flags, dev);
 }
 
+/* Copies the context out, so that it may be read without `tx`. NULL means the current one. */
+static CUresult read_context(CUcontext ctx, struct kp_context *to)
+{
+    uint64_t number = ctx != NULL ? (uint64_t)(uintptr_t)ctx : kp_current();
+    struct kp_context *context;
+    CUresult rc = kp_ready();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    pthread_mutex_lock(&kp_shim.tx);
+    if ((context = kp_context_of(number)) == NULL)
+        return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
+    *to = *context;
+    return kp_leave(CUDA_SUCCESS);
+}
+
 CUresult kp_cuCtxDestroy_v2(CUcontext ctx)
 {
-    uint64_t number = (uint64_t)(uintptr_t)ctx;
+    struct kp_context context = {0};
+    CUresult rc = ctx != NULL ? read_context(ctx, &context) : CUDA_ERROR_INVALID_CONTEXT;
 
-    pthread_mutex_lock(&kp_shim.tx);
-    bool primary = number != 0 && number == kp_shim.primary;
-    pthread_mutex_unlock(&kp_shim.tx);
-    return primary ? CUDA_ERROR_INVALID_CONTEXT : kp_context_destroy(number);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    return context.primary ? CUDA_ERROR_INVALID_CONTEXT : kp_context_destroy(context.number);
 }
 
 CUresult kp_cuCtxAttach(CUcontext *pctx, unsigned int flags)
@@ -229,22 +245,6 @@ CUresult kp_cuCtxGetCurrent(CUcontext *pctx)
     if (rc == CUDA_SUCCESS)
         *pctx = (CUcontext)(uintptr_t)kp_current();
     return rc;
-}
-
-/* Copies the context out, so that it may be read without `tx`. NULL means the current one. */
-static CUresult read_context(CUcontext ctx, struct kp_context *to)
-{
-    uint64_t number = ctx != NULL ? (uint64_t)(uintptr_t)ctx : kp_current();
-    struct kp_context *context;
-    CUresult rc = kp_ready();
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    pthread_mutex_lock(&kp_shim.tx);
-    if ((context = kp_context_of(number)) == NULL)
-        return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
-    *to = *context;
-    return kp_leave(CUDA_SUCCESS);
 }
 
 CUresult kp_cuCtxGetDevice(CUdevice *device)

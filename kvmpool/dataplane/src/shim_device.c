@@ -37,6 +37,17 @@ CUresult kp_cuDeviceGet(CUdevice *device, int ordinal)
     return rc;
 }
 
+/* What the worker said of the claim: a later worker says it again, while others read. */
+static struct kp_welcome welcome(void)
+{
+    struct kp_welcome copy;
+
+    pthread_mutex_lock(&kp_shim.tx);
+    copy = kp_shim.welcome;
+    pthread_mutex_unlock(&kp_shim.tx);
+    return copy;
+}
+
 static CUresult give_text(char *to, int room, const char *text)
 {
     if (room <= 0)
@@ -57,7 +68,7 @@ CUresult kp_cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
     CUresult rc = check(dev, uuid);
 
     if (rc == CUDA_SUCCESS)
-        memcpy(uuid->bytes, kp_shim.welcome.uuid, sizeof uuid->bytes);
+        memcpy(uuid->bytes, welcome().uuid, sizeof uuid->bytes);
     return rc;
 }
 
@@ -66,7 +77,7 @@ CUresult kp_cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     CUresult rc = check(dev, bytes);
 
     if (rc == CUDA_SUCCESS)
-        *bytes = kp_shim.welcome.memory_bytes;
+        *bytes = welcome().memory_bytes;
     return rc;
 }
 
@@ -119,7 +130,7 @@ CUresult kp_cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
 {
     CUresult rc = check(dev, pciBusId);
 
-    return rc == CUDA_SUCCESS ? give_text(pciBusId, len, kp_shim.welcome.pci) : rc;
+    return rc == CUDA_SUCCESS ? give_text(pciBusId, len, welcome().pci) : rc;
 }
 
 /* Any of CUDA's three spellings: domain:bus:device.function, domain:bus:device, bus:device.function. */
@@ -132,7 +143,7 @@ CUresult kp_cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
         return rc;
     if (pciBusId == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    sscanf(kp_shim.welcome.pci, "%x:%x:%x", &mine[0], &mine[1], &mine[2]);
+    sscanf(welcome().pci, "%x:%x:%x", &mine[0], &mine[1], &mine[2]);
     if (sscanf(pciBusId, "%x:%x:%x", &asked[0], &asked[1], &asked[2]) != 3) {
         asked[0] = 0;
         if (sscanf(pciBusId, "%x:%x", &asked[1], &asked[2]) != 2)

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EXIT_WAIT_SECONDS 1 /* for a thread that holds the connection while the process ends */
+#define LEAVE_WAIT_SECONDS 1 /* for a thread that holds the connection while the process ends, or forks */
 #define NAMES_LOGGED 1024
 
 CUresult kp_unsupported(const char *name)
@@ -30,22 +30,44 @@ CUresult kp_unsupported(const char *name)
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+
+/* False where a thread keeps it: one that sends more than a busy card takes holds `tx` until it has. */
+static bool lock_soon(pthread_mutex_t *mutex)
+{
+    struct timespec limit;
+
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += LEAVE_WAIT_SECONDS;
+    return pthread_mutex_timedlock(mutex, &limit) == 0;
+}
+
+static __thread bool held_tx __attribute__((tls_model("initial-exec"))), held_rx __attribute__((tls_model("initial-exec"))); /* by the thread that forks */
+
+/* So that no other thread is at a dial, whose socket the child would keep. All else that it holds the child never looks at. */
 static void before_fork(void)
 {
-    pthread_mutex_lock(&kp_shim.tx);
-    pthread_mutex_lock(&kp_shim.link.rx);
+    held_tx = lock_soon(&kp_shim.tx);
+    held_rx = lock_soon(&kp_shim.link.rx);
 }
 
 static void after_fork_in_parent(void)
 {
-    pthread_mutex_unlock(&kp_shim.link.rx);
-    pthread_mutex_unlock(&kp_shim.tx);
+    if (held_rx)
+        pthread_mutex_unlock(&kp_shim.link.rx);
+    if (held_tx)
+        pthread_mutex_unlock(&kp_shim.tx);
 }
 
+/* The parent's other threads are not here: neither what they held nor what they waited for. */
 static void after_fork_in_child(void)
 {
+    pthread_mutex_init(&starting, NULL);
     pthread_mutex_init(&kp_shim.link.rx, NULL);
     pthread_mutex_init(&kp_shim.tx, NULL);
+    kp_shim.link.waiters = NULL;
+    kp_shim.link.reading = false;
+    kp_shim.flusher = kp_shim.flushing = false;
     if (kp_shim.link.fd >= 0)
         close(kp_shim.link.fd); /* without shutdown: the connection is the parent's */
     kp_shim.link.fd = -1;
@@ -108,7 +130,6 @@ static CUresult start_once(void)
 
 CUresult kp_start(void)
 {
-    static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
     CUresult rc;
 
     if (atomic_load(&kp_shim.forked))
@@ -134,24 +155,19 @@ static void write_stats(void)
             "{\"round_trips\": %llu, \"frames\": %llu, \"writes\": %llu, \"bytes_out\": %llu, \"bytes_in\": %llu, "
             "\"dials\": %llu}\n",
             (unsigned long long)stats->round_trips, (unsigned long long)stats->frames, (unsigned long long)stats->writes,
-            (unsigned long long)stats->bytes_out, (unsigned long long)stats->bytes_in, (unsigned long long)stats->dials);
+            (unsigned long long)stats->bytes_out, atomic_load(&stats->bytes_in), (unsigned long long)stats->dials);
     fclose(file);
 }
 
 __attribute__((destructor)) static void at_exit(void)
 {
-    struct timespec limit;
-
-    if (atomic_load(&kp_shim.forked) || kp_shim.link.fd < 0)
+    if (atomic_load(&kp_shim.forked) || !lock_soon(&kp_shim.tx))
         return;
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += EXIT_WAIT_SECONDS;
-    if (pthread_mutex_timedlock(&kp_shim.tx, &limit) != 0)
-        return;
-    if (!atomic_load(&kp_shim.link.lost)) {
+    if (kp_shim.link.fd >= 0 && !atomic_load(&kp_shim.link.lost)) {
         kp_link_put(KP_OP_BYE, 0, kp_shim.link.seq++, NULL, 0, NULL, 0);
         kp_link_flush();
     }
-    write_stats();
+    if (kp_shim.link.fd >= 0)
+        write_stats();
     pthread_mutex_unlock(&kp_shim.tx);
 }

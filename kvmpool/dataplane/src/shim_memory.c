@@ -159,6 +159,16 @@ bool kp_on_device(CUdeviceptr address)
     return address >= KP_VA_BASE && address - KP_VA_BASE < KP_VA_WINDOW;
 }
 
+static bool both_in_host_memory(CUdeviceptr one, CUdeviceptr other)
+{
+    bool found;
+
+    pthread_mutex_lock(&kp_shim.tx);
+    found = kp_host_find((void *)(uintptr_t)one, NULL, NULL) && kp_host_find((void *)(uintptr_t)other, NULL, NULL);
+    pthread_mutex_unlock(&kp_shim.tx);
+    return found;
+}
+
 /* Unified addressing: which side an address is on shows in the address, because the window is the shim's. */
 CUresult kp_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream hStream)
 {
@@ -168,7 +178,7 @@ CUresult kp_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstre
         return kp_cuMemcpyHtoDAsync_v2(dst, (const void *)(uintptr_t)src, bytes, hStream);
     if (kp_on_device(src))
         return kp_cuMemcpyDtoHAsync_v2((void *)(uintptr_t)dst, src, bytes, hStream);
-    if (kp_host_find((void *)(uintptr_t)dst, NULL, NULL) && kp_host_find((void *)(uintptr_t)src, NULL, NULL)) {
+    if (both_in_host_memory(dst, src)) {
         CUresult rc = kp_cuStreamSynchronize(hStream);
         if (rc == CUDA_SUCCESS)
             memmove((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes);

@@ -47,7 +47,7 @@ static int take(struct kp_link *link, void *to, size_t bytes)
         ssize_t n = more(link, direct ? at : link->in, direct ? bytes : sizeof link->in);
         if (n <= 0)
             return n == 0 ? -ECONNRESET : (int)n;
-        kp_shim.stats.bytes_in += (size_t)n;
+        atomic_fetch_add_explicit(&kp_shim.stats.bytes_in, (size_t)n, memory_order_relaxed);
         if (direct) {
             at += n;
             bytes -= (size_t)n;

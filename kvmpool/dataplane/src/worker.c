@@ -131,13 +131,15 @@ static void choose_card(void)
 /* Milliseconds until something must be looked at without an event; -1: never. */
 static int next_look(void)
 {
-    uint64_t now = kp_now_ms(), heard = worker_relay_heard_ms(&worker);
+    uint64_t now = kp_now_ms(), heard = worker_relay_heard_ms(&worker), next = worker_sessions_next_ms(&worker);
 
     if (worker.ending_since_ms)
         return 100;
-    if (!heard)
+    if (heard && heard + WORKER_SILENCE_MS < next)
+        next = heard + WORKER_SILENCE_MS;
+    if (next == UINT64_MAX)
         return -1;
-    return now - heard >= WORKER_SILENCE_MS ? 0 : (int)(WORKER_SILENCE_MS - (now - heard));
+    return next <= now ? 0 : (int)(next - now);
 }
 
 static void look(void)
@@ -146,6 +148,7 @@ static void look(void)
 
     if (heard && now - heard >= WORKER_SILENCE_MS)
         worker_end(&worker, "its relay was silent for 10 s");
+    worker_sessions_expire(&worker, now);
     if (!worker.ending_since_ms)
         return;
     worker_sessions_reap(&worker);

@@ -17,6 +17,7 @@
 #define WORKER_SILENCE_MS 10000u   /* a relay sends a keepalive each second; after this it is gone (design 01 §1.4) */
 #define WORKER_STUCK_MS 2000u      /* a killed session that lives longer is reported as stuck in the driver */
 #define WORKER_CARD_MS 8000u       /* a card that does not open in this time does not answer */
+#define WORKER_GONE_MS 500u        /* a session whose guest went ends by itself; one still in a driver's call then is killed */
 #define WORKER_EXIT_CARD 4         /* exit code: the card does not open */
 #define WORKER_EXIT_BUSY 3         /* exit code: this generation already has a worker */
 
@@ -31,9 +32,9 @@ struct worker_options {
 };
 
 struct worker_session {
-    pid_t pid; /* 0: the slot is free */
-    int guest_fd;
-    uint64_t started_ms;
+    struct kp_watch guest; /* first: a copy of its socket, to see its end and to cut it; -1 where the slot is free */
+    pid_t pid;             /* 0: the slot is free */
+    uint64_t started_ms, gone_ms; /* gone_ms: its guest went then; 0: it is there, or the session was killed for it */
     uint32_t guest_pid;
     const char *transport; /* "unix", "tcp", "vsock"; "shm" is told by the account */
     char program[64];
@@ -76,6 +77,8 @@ uint64_t worker_relay_heard_ms(const struct worker *worker);
 void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello, const struct kp_place *place);
 void worker_sessions_reap(struct worker *worker);
 void worker_sessions_kill(struct worker *worker);
+uint64_t worker_sessions_next_ms(const struct worker *worker); /* when the next one is due to be killed; UINT64_MAX: none */
+void worker_sessions_expire(struct worker *worker, uint64_t now_ms);
 unsigned worker_sessions_count(const struct worker *worker);
 void worker_sessions_report(const struct worker *worker, struct kp_json *json);
 

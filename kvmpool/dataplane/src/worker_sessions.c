@@ -86,6 +86,40 @@ static const char *transport_of(int guest_fd)
     return domain == AF_UNIX ? "unix" : domain == AF_VSOCK ? "vsock" : "tcp";
 }
 
+/* Once: its reader finds out too, unless it waits for the card. */
+static void on_guest_gone(struct kp_watch *watch, uint32_t events)
+{
+    struct worker_session *session = (struct worker_session *)watch;
+
+    (void)events;
+    if (session->pid && !session->gone_ms)
+        session->gone_ms = kp_now_ms();
+}
+
+uint64_t worker_sessions_next_ms(const struct worker *worker)
+{
+    uint64_t next = UINT64_MAX;
+
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++)
+        if (worker->sessions[i].pid && worker->sessions[i].gone_ms && worker->sessions[i].gone_ms + WORKER_GONE_MS < next)
+            next = worker->sessions[i].gone_ms + WORKER_GONE_MS;
+    return next;
+}
+
+void worker_sessions_expire(struct worker *worker, uint64_t now_ms)
+{
+    for (unsigned i = 0; i < KP_ACCOUNT_SLOTS; i++) {
+        struct worker_session *session = &worker->sessions[i];
+
+        if (!session->pid || !session->gone_ms || session->gone_ms + WORKER_GONE_MS > now_ms)
+            continue;
+        kp_log_rated(&worker->rate, KP_INFO, "session %u (pid %d): its guest went while it waited for the card; it is killed", i,
+                     (int)session->pid);
+        kill(session->pid, SIGKILL);
+        session->gone_ms = 0;
+    }
+}
+
 void worker_session_start(struct worker *worker, int guest_fd, const struct kp_hello *hello, const struct kp_place *place)
 {
     int slot = free_slot(worker);
@@ -111,8 +145,10 @@ void worker_session_start(struct worker *worker, int guest_fd, const struct kp_h
         return;
     }
     session = &worker->sessions[slot];
-    *session = (struct worker_session){ .pid = pid, .guest_fd = guest_fd, .started_ms = kp_now_ms(), .guest_pid = hello->pid,
-                                          .transport = transport_of(guest_fd) };
+    *session = (struct worker_session){ .guest = { .on_event = on_guest_gone, .fd = guest_fd }, .pid = pid, .started_ms = kp_now_ms(),
+                                        .guest_pid = hello->pid, .transport = transport_of(guest_fd) };
+    if (kp_loop_watch(&worker->loop, &session->guest, EPOLLRDHUP | EPOLLET))
+        kp_log_rated(&worker->rate, KP_WARNING, "session %d: the end of its guest cannot be watched", slot);
     memcpy(session->program, hello->program, sizeof(session->program));
     worker->served++;
     kp_log_rated(&worker->rate, KP_INFO, "session %d (pid %d) serves %s (guest pid %u)", slot, (int)pid, session->program,
@@ -125,14 +161,14 @@ static void end_of_session(struct worker *worker, unsigned slot, int status)
     uint64_t bytes = kp_account_clear(worker->account, slot);
     int crashed = WIFSIGNALED(status);
 
-    shutdown(session->guest_fd, SHUT_RDWR);
-    close(session->guest_fd);
+    shutdown(session->guest.fd, SHUT_RDWR);
+    kp_loop_drop(&worker->loop, &session->guest);
     kp_log_rated(&worker->rate, crashed && !worker->ending_since_ms ? KP_WARNING : KP_INFO,
                  "session %u (pid %d) ended: %s %d; %llu bytes given back", slot, (int)session->pid,
                  crashed ? "signal" : "exit", crashed ? WTERMSIG(status) : WEXITSTATUS(status), (unsigned long long)bytes);
     kp_turns_forget(&worker->shared.turns, slot);
     kp_confine_clear(&worker->options.confine, slot);
-    *session = (struct worker_session){ .guest_fd = -1 };
+    *session = (struct worker_session){ .guest.fd = -1 };
 }
 
 void worker_sessions_reap(struct worker *worker)
@@ -152,7 +188,7 @@ void worker_sessions_kill(struct worker *worker)
         if (!worker->sessions[i].pid)
             continue;
         kill(worker->sessions[i].pid, SIGKILL);
-        shutdown(worker->sessions[i].guest_fd, SHUT_RDWR);
+        shutdown(worker->sessions[i].guest.fd, SHUT_RDWR);
     }
 }
 
