@@ -158,8 +158,9 @@ class Host:
         return [int(pid) for pid in children if not gone(int(pid))]
 
     def settled(self) -> bool:
-        """Whether all sessions have ended and what they held is free again."""
-        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text() == "" and state(self.process.pid) == "S"
+        """Whether all sessions have ended and what they held is free again: the host sleeps, and has no child."""
+        pid = self.process.pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text() == "" and state(pid) == "S"
 
     def driver_calls(self) -> list[str]:
         counted = self.folder / "driver"

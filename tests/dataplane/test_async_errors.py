@@ -1,7 +1,7 @@
 """An error of a call that nobody waits for reaches the program: from the next call that waits, or where it was made.
 
-Every asynchronous op of calls.toml is tried, by the API call that sends it: a new one without a case in guest_async.c, or without
-the driver's function that stands behind it here, fails.
+Every asynchronous op of calls.toml is tried, by the API call that sends it: a new one without a case in guest_async.c,
+or without the driver's function that stands behind it here, fails.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def function_behind(name: str) -> str:
 def host(folder: Path, op: str, code: int) -> Iterator[shim.Host]:
     built = shim.build("plain")
     libraries = f"{shim.failing(built, function_behind(op))}:{built / 'stub'}"
-    armed = {"STUB_ARMED": str(folder / "armed"), "STUB_CODE": str(code)}
-    with shim.host(folder, "plain", LD_LIBRARY_PATH=libraries, **armed) as running:
+    armed = str(folder / "armed")
+    with shim.host(folder, "plain", LD_LIBRARY_PATH=libraries, STUB_ARMED=armed, STUB_CODE=str(code)) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""However a guest's process ends, and whatever it was at: its session is gone and its memory free at once, and nothing else changed."""
+"""However a guest's process ends, and whatever it was at: its session is gone, its memory free, and that is all."""
 
 from __future__ import annotations
 

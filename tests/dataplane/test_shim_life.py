@@ -83,14 +83,14 @@ def test_a_crowd_under_the_race_checker_before_a_real_worker_and_card(tmp_path: 
     """There kernels and copies run beside each other, and replies come in another order than calls."""
     built = shim.build("races")
     with remote(tmp_path) as place:
-        library = {"LD_LIBRARY_PATH": str(built / "shim"), "TSAN_OPTIONS": "halt_on_error=1"}
-        done = place.guest([built / "guest", "crowd", str(CROWD)], **library)
+        command, library = [str(built / "guest"), "crowd", str(CROWD)], str(built / "shim")
+        done = place.guest(command, LD_LIBRARY_PATH=library, TSAN_OPTIONS="halt_on_error=1")
     assert (done.code, done.lines, done.errors) == (0, ["wrong=0", "all_free=1"], "")
 
 
 def test_a_child_has_no_driver_and_leaves_its_parents_alone(host: shim.Host) -> None:
     # Not the child's leaks: gcc 12's sanitizer takes its allocator's locks at exit, and one that a thread held at the
-    # fork is held for ever in the child. The flusher takes them while it starts: it has started once it has sent something.
+    # fork is held for ever in the child. The flusher takes them while it starts; it has once it has sent a call.
     guest = host.start("fork", ASAN_OPTIONS="detect_leaks=0")
     assert guest.stdout is not None
     assert guest.stdout.readline() == "waiting=1\n"
