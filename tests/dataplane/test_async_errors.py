@@ -31,9 +31,12 @@ BEHIND = {
 }
 """Our own ops by the driver's function they come down to; a call is itself."""
 
+CANNOT_FAIL = {"pinned_give"}
+"""Ops that only change a count of the session's own: what is wrong in them ends the session."""
+
 
 def asynchronous() -> list[str]:
-    return [entry.name for entry in frames.table().wire() if entry.cls is Class.ASYNC]
+    return [entry.name for entry in frames.table().wire() if entry.cls is Class.ASYNC and entry.name not in CANNOT_FAIL]
 
 
 def function_behind(name: str) -> str:
