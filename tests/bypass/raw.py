@@ -23,6 +23,7 @@ class Raw:
         if context:
             assert self.ask("context_create", frames.CONTEXT_HANDLE, 0) == 0
             self.send(frames.frame(frames.CONTEXT, struct.pack("<Q", frames.CONTEXT_HANDLE)))
+        self.base = claim.used()  # with the context
 
     def __enter__(self) -> Raw:
         return self

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bypass.raw import Raw
 from tests.bypass.ring import Window
-from tests.bypass.world import CLAIM_MIB, World, world
+from tests.bypass.world import CLAIM_MIB, CONTEXT_MIB, World, world
 from tests.dataplane import frames
 from tests.dataplane.frames import frame
 from tests.dataplane.plane import HELLO, UUID, Guest, status, wait_until
@@ -73,7 +73,7 @@ def test_a_version_or_flags_from_elsewhere(attack: World, sent: bytes) -> None:
 
 def test_a_second_connection_of_the_same_identity_has_the_rest_of_the_claim(attack: World) -> None:
     with Raw(attack.attacker) as one, Raw(attack.attacker) as two:
-        assert one.ask("alloc", frames.VA_BASE, (CLAIM_MIB - 2) * MIB) == 0
+        assert one.ask("alloc", frames.VA_BASE, (CLAIM_MIB - 2 * CONTEXT_MIB - 2) * MIB) == 0
         assert two.ask("alloc", frames.VA_BASE, 4 * MIB) == 2
         assert two.ask("alloc", frames.VA_BASE, 2 * MIB) == 0
         assert attack.taken_mib() == CLAIM_MIB

@@ -17,6 +17,8 @@ from tests.dataplane.remote import built, kernel_cache
 CARD = "GPU-00000001-aaaa-4bbb-8ccc-dddddddddddd"
 CARD_MIB, CLAIM_MIB = 512, 64
 PAGE_MIB = 2
+CONTEXT_MIB = 9  # what the soft card takes for a context: charged to the claim too
+LEFT_MIB = (CLAIM_MIB - CONTEXT_MIB) // PAGE_MIB * PAGE_MIB  # to a process with one context
 
 
 @dataclass
