@@ -49,9 +49,11 @@ int kp_driver_load(struct kp_server *s, char *text, size_t room)
     return 0;
 }
 
-CUresult kp_bury(struct kp_server *s, struct kp_grave *grave) /* at once, so that what was charged can be compared */
+CUresult kp_bury(struct kp_server *s, struct kp_grave *grave, bool wait) /* at once, so that what was charged can be compared */
 {
-    CUresult rc = kp_memory_reap(s, grave->va);
+    CUresult rc = kp_memory_reap(s, grave->va, CUDA_SUCCESS, false);
+
+    (void)wait;
 
     free(grave);
     return rc;
