@@ -192,19 +192,6 @@ void kp_own_leave(struct kp_server *s, struct kp_home *of)
     (void)of;
 }
 
-int kp_print_start(struct kp_server *s)
-{
-    (void)s;
-    return 0;
-}
-
-int kp_print_give(struct kp_server *s, uint32_t seq)
-{
-    (void)s;
-    (void)seq;
-    return 0;
-}
-
 void kp_arena_leave(struct kp_server *s, struct kp_home *of)
 {
     (void)s;
