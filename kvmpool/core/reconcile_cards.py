@@ -94,7 +94,9 @@ def reconcile_cards(view: CardsView) -> tuple[CardStep, ...]:
     renamed = _renamed(view, seen)
     cards = _believed(view, seen, renamed)
     news = tuple(_news(view, cards, renamed))
-    modes = tuple(reconcile_modes(view.modes(tuple(cards[card_id] for card_id in cards if _well(seen.get(card_id))))))
+    modes = tuple(
+        reconcile_modes(view.modes(tuple(cards[card_id] for card_id in cards if _driver_known(seen.get(card_id)))))
+    )
     if view.workers is None:
         return (*news, *modes)
     return (*news, *_bindings(view, view.workers), *_orphans(view, view.workers), *modes)
@@ -108,15 +110,20 @@ def _believed(view: CardsView, seen: Mapping[CardId, CardSeen], renamed: Mapping
         new = _card(view, card_id, seen.get(card_id), old)
         if new is not None:
             cards[card_id] = new
-    modes = view.modes(tuple(card for card in cards.values() if _well(seen.get(card.id))))
+    modes = view.modes(tuple(card for card in cards.values() if _driver_known(seen.get(card.id))))
     return {
-        card_id: replace(card, switching=answer(modes, card, card.switching)) if _well(seen.get(card_id)) else card
+        card_id: replace(card, switching=answer(modes, card, card.switching)) if card in modes.cards else card
         for card_id, card in cards.items()
     }
 
 
 def _well(seen: CardSeen | None) -> bool:
     return seen is not None and seen.present and not seen.fault
+
+
+def _driver_known(seen: CardSeen | None) -> bool:
+    """The bus says who has it: then its mode can be changed, whatever its driver says or does not say."""
+    return _well(seen) or (seen is not None and seen.present and bool(seen.pci.ids))
 
 
 def _renamed(view: CardsView, seen: Mapping[CardId, CardSeen]) -> dict[CardId, CardId]:
@@ -167,6 +174,8 @@ def _card(view: CardsView, card_id: CardId, seen: CardSeen | None, old: Card | N
     if seen is None or seen.fault or not seen.present:
         if old is None:
             return None  # never seen well: nothing is known that could be published
+        if seen is not None and _driver_known(seen):
+            old = replace(old, mode=seen.mode, driver=seen.driver, pci=seen.pci)
         return replace(old, health=health)
     return Card(
         id=seen.id,

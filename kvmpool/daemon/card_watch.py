@@ -127,10 +127,13 @@ class CardWatch:
             self.seen, self.seen_at = None, now
             self._signals += [UnknownSignal(card, now, str(error)) for card in self.health]
             return
+        drivers = {card.id: card.driver for card in self.seen or ()}
         self.seen, self.seen_at = seen, now
         self._rename(seen)
         for card in seen:
             self.health.setdefault(card.id, on_boot(Health(), now, self._clock.boot_id()))
+            if drivers.get(card.id, card.driver) != card.driver:
+                self.probe_soon(card.id)  # what is known of it was told by another driver
             if card.present and card.fault:
                 self._signals.append(UnknownSignal(card.id, now, card.fault))
                 self.probe_soon(card.id)  # it may be lost: only a probe can tell that from a driver that cannot tell

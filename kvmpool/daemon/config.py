@@ -62,7 +62,7 @@ class DeviceSection:
     sysroot: str = _text("/", *_PATH)
     inventory_interval_s: float = _number(1.0, 0.1, 60.0)  # design 05 §5.4: silent loss is seen within 2 s
     nvml: bool = True
-    udev: str = _text("udev", "udev|kernel|", "udev, kernel (where no udevd runs) or empty for none")
+    udev: str = _text("auto", "auto|udev|kernel|", "auto, udev, kernel (where no udevd runs) or empty for none")
 
 
 @dataclass(frozen=True, slots=True)

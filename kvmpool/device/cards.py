@@ -15,7 +15,7 @@ from typing import TypeVar
 from kvmpool.core.model import CardId, CardSeen, Mode, PciFacts, ProbeSignal, UnknownSignal
 from kvmpool.device import pci
 from kvmpool.device.bounded import Bounded
-from kvmpool.device.inventory import Look, merged
+from kvmpool.device.inventory import NVIDIA_DRIVER, Look, merged
 from kvmpool.device.nvml import Answer, Nvml, NvmlCard
 from kvmpool.device.pci import BusState, PciCard
 from kvmpool.device.roster import Roster
@@ -99,11 +99,15 @@ class SystemCards:
                 return ProbeSignal(card, self._clock.now(), ok=False, lost=True, text=state.value)
             if state is BusState.UNREADABLE:
                 return UnknownSignal(card, self._clock.now(), state.value)
-            mode = self._mode(card)
+            driver = self._driver(card)
+            mode = None if driver is None else mode_of(driver)
             if mode is Mode.PASSTHROUGH:  # no driver of ours to ask: that the bus answers is all there is to know
                 return ProbeSignal(card, self._clock.now(), ok=True)
             if mode is Mode.OFF:
                 return UnknownSignal(card, self._clock.now(), "off: no driver has it")
+            if driver not in (None, NVIDIA_DRIVER):
+                text = f"it is bound to {driver}, not to {NVIDIA_DRIVER}"
+                return UnknownSignal(card, self._clock.now(), text)
             if not self._resumed.is_set():
                 await self._resumed.wait()
                 until = self._clock.now() + deadline_s
@@ -151,9 +155,10 @@ class SystemCards:
         states = {card.address: pci.bus_state(self.sysroot, card.address) for card in cards or ()}
         return cards, states, frozenset(self.sysroot.names(DEVICES) or ())
 
-    def _mode(self, card: CardId) -> Mode | None:
+    def _driver(self, card: CardId) -> str | None:
+        """None for a card of unknown address."""
         address = self.roster.address_of(card)
-        return None if address is None else mode_of(self.sysroot.link_name(f"{DEVICES}/{address}/driver") or "")
+        return None if address is None else self.sysroot.link_name(f"{DEVICES}/{address}/driver") or ""
 
     async def _bus_state(self, card: CardId, deadline_s: float) -> BusState:
         """ANSWERS for a card of unknown address: then only the driver can be asked."""

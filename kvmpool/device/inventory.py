@@ -3,6 +3,7 @@
     bus and driver agree             a card
     it is on vfio-pci                a passthrough card: the bus alone tells of it, and the roster who it is
     it has no driver                 a card that is off, likewise
+    it is on another driver          a card in mode vgpu, likewise; only a probe says that nobody can be served by it
     the driver is silent             a card with a fault: nothing is known of it
     it reads all ones                a card with a fault: lost, or nearly
     its address has left the bus     a card that is not present
@@ -60,13 +61,14 @@ def _on_bus(card: PciCard, nvml: NvmlCard | None, look: Look, roster: Roster) ->
     if state is BusState.GONE:
         return _off_bus(roster, card.address, card_id)
     fault = card.fault or ("" if state is BusState.ANSWERS else state.value)
-    if not fault and card.mode is not Mode.VGPU:
+    if not fault and (card.mode is not Mode.VGPU or card.driver != NVIDIA_DRIVER):
         return _driverless(card, card_id, known)
     fault = fault or _driver_fault(card, nvml, look)
     if not fault and nvml is None and known is not None and known.model and known.mode is Mode.VGPU:
         return known  # the driver is slow: what it said before still holds
     if fault or nvml is None:
-        return _faulty(roster, card.address, card_id, fault or look.nvml_fault)
+        faulty = _faulty(roster, card.address, card_id, fault or look.nvml_fault)
+        return faulty if card.fault else replace(faulty, mode=card.mode, driver=card.driver, pci=card.facts)
     return CardSeen(
         id=nvml.id,
         address=card.address,
@@ -90,8 +92,6 @@ def _driverless(card: PciCard, card_id: CardId, known: CardSeen | None) -> CardS
 def _driver_fault(card: PciCard, nvml: NvmlCard | None, look: Look) -> str:
     if nvml is not None:
         return nvml.fault
-    if card.driver != NVIDIA_DRIVER:
-        return f"it is bound to {card.driver}, not to {NVIDIA_DRIVER}"
     if look.listed is None:
         return "" if look.nvml_slow else look.nvml_fault
     return "the driver does not list it"

@@ -9,11 +9,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import pyudev
 
 from kvmpool.device.pci import normal_address
 from kvmpool.errors import Unreachable
+
+_UDEVD = Path("/run/udev/control")  # systemd: udevadm_settle, sd-device
 
 
 class PciEventKind(Enum):
@@ -45,9 +48,12 @@ def classify(action: str, address: str, error_event: str) -> PciEvent | None:
 
 
 async def follow(source: str = "udev") -> AsyncIterator[PciEvent]:
-    """Events from now on. `source`: "udev", or "kernel" where no udevd runs. Raises Unreachable without netlink."""
+    """Events from now on. `source`: "udev", "kernel", or "auto": the kernel's own where no udevd hands them on.
+
+    Raises Unreachable without netlink.
+    """
     try:
-        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source=source)
+        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source=_source(source))
         monitor.filter_by("pci")
         monitor.start()
     except (OSError, ImportError, ValueError) as error:
@@ -69,3 +75,9 @@ async def follow(source: str = "udev") -> AsyncIterator[PciEvent]:
         raise Unreachable(f"udev: {error}") from error
     finally:
         loop.remove_reader(monitor.fileno())
+
+
+def _source(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "udev" if _UDEVD.exists() else "kernel"

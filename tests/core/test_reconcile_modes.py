@@ -138,6 +138,16 @@ def test_a_card_that_changed_its_driver_keeps_its_model_and_its_row_says_the_mod
     assert step.mode_event == ("mode", "passthrough, was vgpu (driver vfio-pci)")
 
 
+def test_a_card_whose_driver_tells_nothing_can_still_be_given_to_another() -> None:
+    seen = CardSeen(
+        C0.id, C0.address, "", 0, "nvidia", fault="driver and NVML differ", pci=PciFacts(ids="10de:2330:0:0")
+    )
+    found = steps(seen, C0, wishes={C0.id: WISH})
+    assert isinstance(found[-1], SwitchMode)
+    gone = replace(seen, present=False)
+    assert not any(isinstance(step, SwitchMode) for step in steps(gone, C0, wishes={C0.id: WISH}))
+
+
 def test_a_card_that_tells_its_uuid_for_the_first_time_takes_over_its_row() -> None:
     facts = PciFacts(ids="10de:2330:10de:16c1", slot="0000:00-01.0-00.0")
     old = replace(C0, id=slot_name(facts), pci=facts, mode=PASS)

@@ -64,6 +64,9 @@ def test_an_idle_card_is_switched_by_one_command_each_way(host: ModesHost, monke
     assert (back.code, back.out) == (0, f"h0/{A} is in mode vgpu (driver nvidia)\n"), back.err
     kinds = [event["kind"] for event in host.get("/events") if event["subject"] == f"h0/{A}"]
     assert kinds.count("mode") == 2
+    neighbour = [event["kind"] for event in host.get("/events") if event["subject"] == f"h0/{B}"]
+    assert set(neighbour) <= {"unknown", "healthy"}, neighbour
+    assert neighbour.count("healthy") == 1, "the neighbour was doubted while NVML was let go of"
 
 
 def test_a_card_in_use_is_refused_with_its_holder_and_free_when_that_is_gone(host: ModesHost) -> None:

@@ -73,10 +73,6 @@ def test_where_both_agree_it_is_a_card() -> None:
             "the NVIDIA driver is not loaded",
         ),
         (look((on_bus(A), on_bus(B)), (in_driver(ID_B, B),)), "the driver does not list it"),
-        (
-            look((on_bus(A, driver="nouveau"), on_bus(B)), (in_driver(ID_B, B),)),
-            "it is bound to nouveau, not to nvidia",
-        ),
         (look((on_bus(A, fault="garbage"), on_bus(B)), WELL.listed), "garbage"),
         (look(WELL.bus, WELL.listed, states={A: BusState.ALL_ONES}), "its config space reads all ones"),
         (look(WELL.bus, WELL.listed, states={A: BusState.UNREADABLE}), "its config space cannot be read"),
@@ -124,7 +120,13 @@ def test_a_card_that_was_exchanged_takes_the_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "mode"), [("vfio-pci", Mode.PASSTHROUGH), ("nvgrace_gpu_vfio_pci", Mode.PASSTHROUGH), ("", Mode.OFF)]
+    ("driver", "mode"),
+    [
+        ("vfio-pci", Mode.PASSTHROUGH),
+        ("nvgrace_gpu_vfio_pci", Mode.PASSTHROUGH),
+        ("", Mode.OFF),
+        ("nouveau", Mode.VGPU),  # nobody is served by it: a probe says so
+    ],
 )
 def test_a_card_that_no_driver_tells_about_keeps_what_was_known_of_it(driver: str, mode: Mode) -> None:
     roster = seen_well()
@@ -212,6 +214,10 @@ def test_a_passthrough_card_is_well_while_the_bus_answers_and_an_off_card_is_unk
         (folder / "config").write_bytes(bytes(256))
         os.unlink(folder / "driver")
         assert isinstance(await cards.probe(card.id, 1.0), UnknownSignal)
+        os.symlink("../../drivers/nouveau", folder / "driver")
+        unknown = await cards.probe(card.id, 1.0)
+        assert isinstance(unknown, UnknownSignal)
+        assert unknown.text == "it is bound to nouveau, not to nvidia"
 
     asyncio.run(story())
 
