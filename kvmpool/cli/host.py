@@ -86,18 +86,19 @@ def join(root: Path, dry_run: bool, units: bool | None, deadline_s: float, modes
 @host.command()
 @_plan_options
 @click.option("--force", is_flag=True, help="Also while domains of this host have bindings.")
-def leave(root: Path, dry_run: bool, force: bool) -> None:
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="kvmpoold's, if not the default.")
+def leave(root: Path, dry_run: bool, force: bool, config: Path | None) -> None:
     """Give the cards back to the drivers they had, and remove what `join` installed. May be repeated."""
     from kvmpool.host import devices
 
     with _readable():
         plan = install.plan_leave(root)
-        changed = devices.changed(root)
+        changed = devices.changed(root, config)
     if (plan.actions or changed) and not force and root == Path("/"):
         _refuse_while_bound()
     if changed and root == Path("/"):
         _refuse_while_served()
-    for line in changed if dry_run else devices.give_back(root):
+    for line in changed if dry_run else devices.give_back(root, config):
         click.echo(f"would {line}" if dry_run else line)
     _carry_out(plan, dry_run, "" if changed else "nothing to do: this host has not joined")
 

@@ -25,34 +25,37 @@ from kvmpool.virt.originals import give_back as give_definitions_back
 _MODE = re.compile(r"(?P<address>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])=(?P<mode>passthrough|vgpu|off)")
 
 
-def config_of(root: Path) -> Config:
-    """The configuration of the host under `root`. Raises ConfigInvalid."""
+def config_of(root: Path, named: Path | None = None) -> Config:
+    """The configuration of the host under `root`; `named`: its file, where it is not the default. ConfigInvalid."""
+    if named is not None:
+        return load(named)
     file = root / str(DEFAULT_FILE).lstrip("/")
     return load(file if file.exists() else None, file.parent / "conf.d")
 
 
-def changed(root: Path) -> list[str]:
-    """One line for each function of the bus that is to be given back."""
-    folder = root / str(config_of(root).modes_dir).lstrip("/")
+def changed(root: Path, named: Path | None = None) -> list[str]:
+    """One line for each function of the bus, and each domain, that is to be given back."""
+    config = config_of(root, named)
+    folder = root / str(config.modes_dir).lstrip("/")
     journal = Journal(folder)
     lines = [f"give {each.address} back to {each.driver or 'no driver'}" for each in journal.origins()]
-    return lines + [f"take kvmpool out of domain {uuid}" for uuid in _originals(root).names()]
+    return lines + [f"take kvmpool out of domain {uuid}" for uuid in _originals(root, config).names()]
 
 
-def give_back(root: Path) -> tuple[str, ...]:
+def give_back(root: Path, named: Path | None = None) -> tuple[str, ...]:
     """Do it, a line each, devices first.
 
     Raises CardBusy, SwitchFailed, CardWedged, Refused, Unreachable at the first that cannot be given back.
     """
-    return (*_give_devices_back(root), *give_definitions_back(config_of(root).libvirt.uri, _originals(root)))
+    config = config_of(root, named)
+    return (*_give_devices_back(root, config), *give_definitions_back(config.libvirt.uri, _originals(root, config)))
 
 
-def _originals(root: Path) -> Originals:
-    return Originals(root / str(config_of(root).originals_dir).lstrip("/"))
+def _originals(root: Path, config: Config) -> Originals:
+    return Originals(root / str(config.originals_dir).lstrip("/"))
 
 
-def _give_devices_back(root: Path) -> tuple[str, ...]:
-    config = config_of(root)
+def _give_devices_back(root: Path, config: Config) -> tuple[str, ...]:
     tree = root / config.device.sysroot.lstrip("/")
     folder = root / str(config.modes_dir).lstrip("/")
 
