@@ -41,7 +41,9 @@ def merged(look: Look, roster: Roster) -> tuple[CardSeen, ...]:
     """All cards, sorted by address; the roster says who was where when all was well."""
     listed = {card.address: card for card in look.listed or ()}
     if look.bus is None:
-        return _sorted(_faulty(roster, card.address, card.id, "sysfs cannot be read") for card in listed.values())
+        who = {address: known.id for address, known in roster.seen.items()}
+        who |= {card.address: card.id for card in listed.values()}
+        return _sorted(_faulty(roster, address, card, "sysfs cannot be read") for address, card in who.items())
     seen = {card.address: _on_bus(card, listed.get(card.address), look, roster) for card in look.bus}
     for address, card in listed.items():
         if address not in seen and address not in look.on_bus:

@@ -59,6 +59,25 @@ def seen_well() -> Roster:
     return roster
 
 
+def test_a_bus_that_cannot_be_read_for_once_takes_no_card_away() -> None:
+    """A busy host's sysfs is slow; who is in passthrough or off is told by nobody else then."""
+    roster = Roster()
+    there = look((on_bus(A, driver="vfio-pci"), on_bus(B, driver="")), None)
+    roster.learn(merged(there, roster))
+    told = merged(look(None, None), roster)
+    assert [(card.address, card.present, card.fault) for card in told] == [
+        (A, True, "sysfs cannot be read"),
+        (B, True, "sysfs cannot be read"),
+    ]
+    assert [card.id for card in told] == [card.id for card in merged(there, roster)]
+
+
+def test_a_card_that_the_driver_lists_is_one_whatever_its_driver_is_called() -> None:
+    """As the soft cards of the VFIO lab, which have pci-stub on the bus."""
+    seen = merged(look((on_bus(A, driver="pci-stub"),), (in_driver(ID_A, A),)), Roster())
+    assert [(card.id, card.mode, card.fault, card.memory_mib) for card in seen] == [(ID_A, Mode.VGPU, "", 8192)]
+
+
 def test_where_both_agree_it_is_a_card() -> None:
     one, two = merged(WELL, Roster())
     assert one == CardSeen(ID_A, A, "Soft H100", 8192, "nvidia", "9.0", 0, pci=FACTS[A])
