@@ -94,7 +94,8 @@ def reboot(folder: Path) -> None:
     if (chosen := _vfio_lab(folder)) is None:
         raise Refused(f"no VFIO lab in {folder}: only its host can reboot. Next: kvmpool lab up --vfio")
     chosen.reboot().start_libvirt()
-    click.echo("the host has rebooted and runs libvirtd")
+    chosen.start_kvmpoold()
+    click.echo("the host has rebooted and runs libvirtd and kvmpoold")
 
 
 @lab.command()

@@ -30,7 +30,7 @@ def lab_in(folder: Path) -> VfioLab | None:
 
 def up(folder: Path) -> None:
     VfioLab(Folder(folder.absolute())).up(click.echo)
-    click.echo("Next: kvmpool lab exec -- virsh list, or kvmpool lab guest vm0 --card gpu1 --start")
+    click.echo("Next: kvmpool lab exec -- kvmpool card list, or kvmpool lab guest vm0 --card gpu1 --start")
 
 
 def execute(lab: VfioLab, words: Sequence[str], timeout_s: float) -> None:
@@ -42,7 +42,8 @@ def execute(lab: VfioLab, words: Sequence[str], timeout_s: float) -> None:
 
 
 def fault(lab: VfioLab, card: str, words: str) -> None:
-    lab.host().inject(vfio_cards.card(card), Fault.parse(words))
+    chosen, what = vfio_cards.card(card), Fault.parse(words)
+    lab.host().inject(chosen, what)
 
 
 def guest(lab: VfioLab, name: str, cards: Sequence[str], deaf: bool, starts: bool) -> None:
@@ -52,7 +53,7 @@ def guest(lab: VfioLab, name: str, cards: Sequence[str], deaf: bool, starts: boo
     lab.define(spec, deaf=deaf)
     if starts:
         for address, _ in given:
-            lab.host().give_to_vfio(address)
+            lab.host().give(address)
         lab.host().virsh("start", name)
     click.echo(f"{name} {'is running' if starts else 'defined'}. Next: kvmpool lab exec -- cat {spec.console}")
 

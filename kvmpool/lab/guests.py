@@ -145,7 +145,7 @@ def _metadata(spec: GuestSpec) -> str:
 
 def _firmware_config(spec: GuestSpec) -> str:
     """Where a claimed guest finds its endpoint and token: files that kvmpoold writes before the domain starts."""
-    if not spec.claims:
+    if not spec.claims or spec.vsock:  # over vsock its CID says who it is
         return ""
     folder = f"/run/kvmpool/guests/{spec.uuid}"
     names = ("endpoint", "token")

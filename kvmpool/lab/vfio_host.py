@@ -119,9 +119,9 @@ class VfioHost:
         link = f"/sys/bus/pci/devices/{address}/driver"
         return Path(self.run("readlink", link, check=False).stdout.strip()).name
 
-    def give_to_vfio(self, address: str) -> None:
-        """Bind every endpoint of its IOMMU group to vfio-pci, by hand as an administrator would."""
-        self.sh(_GIVE, address)
+    def give(self, address: str, driver: str = "vfio-pci") -> None:
+        """Bind every endpoint of its IOMMU group to this driver, by hand as an administrator would."""
+        self.sh(_GIVE, address, driver)
 
     # --- from outside -------------------------------------------------------------------------------------------------
 
@@ -134,12 +134,13 @@ class VfioHost:
 # The order of Linux, Documentation/ABI/testing/sysfs-bus-pci, driver_override: name it, unbind, ask for a new match.
 _GIVE = """
 set -e
+modprobe "$2"
 for device in "/sys/bus/pci/devices/$1/iommu_group/devices"/*; do
 	address=${device##*/}
-	echo vfio-pci >"$device/driver_override"
+	echo "$2" >"$device/driver_override"
 	[ ! -e "$device/driver" ] || echo "$address" >"$device/driver/unbind"
 	echo "$address" >/sys/bus/pci/drivers_probe
-	[ "$(readlink -f "$device/driver")" = /sys/bus/pci/drivers/vfio-pci ]
+	[ "$(readlink -f "$device/driver")" = "/sys/bus/pci/drivers/$2" ]
 done
 """
 
@@ -201,8 +202,9 @@ def _lines(file: Path) -> list[str]:
 def _last_words(folder: Path) -> str:
     for name in ("qemu.log", vfio_machine.CONSOLE):
         if lines := [line for line in _lines(folder / name) if line]:
-            return f"{lines[-1]} (see {folder / name})"
-    return f"it said nothing (see {folder})"
+            panics = [line for line in lines if "Kernel panic" in line]
+            return (panics or lines)[-1]
+    return "it said nothing"
 
 
 def power_off(keeper: ProcessId) -> None:

@@ -16,6 +16,7 @@ from kvmpool.lab import guests, images, process, vfio_cards, vfio_host, vfio_mac
 from kvmpool.lab.folder import Folder, State, cache_folder
 from kvmpool.lab.guests import GuestSpec
 from kvmpool.lab.pool import Lab
+from kvmpool.lab.vfio_cards import LabCard
 from kvmpool.lab.vfio_client import HostClient
 from kvmpool.lab.vfio_host import VfioHost
 from kvmpool.native import native
@@ -58,6 +59,18 @@ listen = "vsock"
 deadline_s = {_HOOK_S}
 """
 
+_SOFT_CARDS = """
+import sys
+from pathlib import Path
+from kvmpool.softgpu import state
+specs = []
+for index, word in enumerate(sys.argv[2:]):
+    address, name = word.split("=")
+    uuid = f"GPU-5f0f0001-0000-4000-8000-00000000000{index}"
+    specs.append(state.CardSpec(index, uuid, address, f"Soft GPU on {name}", 4096))
+state.create(Path(sys.argv[1]), specs)
+"""
+
 Progress = Callable[[str], None]
 
 
@@ -77,16 +90,16 @@ class VfioLab:
 
     folder: Folder
 
-    def up(self, progress: Progress = lambda _: None) -> VfioHost:
-        """Make it, with libvirtd running. On a failure everything is taken down again and the failure raised."""
+    def up(self, progress: Progress = lambda _: None, *, kvmpoold: bool = True) -> VfioHost:
+        """Make it. On a failure everything is taken down again and the failure raised."""
         with self.folder.created():
             try:
-                return self._build(progress)
+                return self._build(progress, kvmpoold)
             except BaseException:
                 Lab(self.folder).tear_down(self.folder.read())
                 raise
 
-    def _build(self, progress: Progress) -> VfioHost:
+    def _build(self, progress: Progress, kvmpoold: bool) -> VfioHost:
         self.folder.write(State(vfio=True).with_keeper(vfio_machine.HOSTNAME, None))
         kept = cache_folder() / "capabilities-vfio"
         vfio_machine.write_disk(
@@ -104,6 +117,10 @@ class VfioLab:
         host.start_libvirt()
         _keep_capabilities(host, kept)
         progress(f"host {vfio_machine.HOSTNAME} runs libvirtd")
+        if kvmpoold:
+            self.join()
+            self.start_kvmpoold()
+            progress(f"host {vfio_machine.HOSTNAME} runs kvmpoold")
         self.folder.write(replace(self.folder.read(), up=True))
         return host
 
@@ -154,6 +171,17 @@ class VfioLab:
         """Install the hook, as `kvmpool host join` does on any host."""
         words = ("host", "join", "--no-units", "--deadline", f"{_HOOK_S:g}")
         self.host().run(sys.executable, "-m", "kvmpool.cli.main", *words, timeout_s=_KVMPOOLD_S)
+
+    def lend_to_soft_driver(self, *cards: LabCard) -> None:
+        """Let the soft NVML list these cards, at their addresses: to kvmpoold they are cards with a driver for vGPUs.
+
+        On the bus they are with pci-stub, a driver that lets go of a card at once.
+        """
+        host = self.host()
+        for card in cards:
+            host.give(card.address, "pci-stub")
+        words = [f"{card.address}={card.name}" for card in cards]
+        host.run(sys.executable, "-c", _SOFT_CARDS, _SOFTGPU, *words)
 
     def start_kvmpoold(self) -> None:
         """Start it and return when its API answers."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmpool.errors import DeadlinePassed, Unreachable
-from kvmpool.lab import vfio_agent, vfio_channel
+from kvmpool.errors import DeadlinePassed, NotFound, Unreachable
+from kvmpool.lab import vfio_agent, vfio_channel, vfio_client
 from kvmpool.lab.process import Done
 
 
@@ -128,3 +128,35 @@ def test_a_socket_in_the_host_is_asked_and_answers_until_it_closes(folder: Path,
 def test_without_a_host_it_says_so(short_dir: Path) -> None:
     with pytest.raises(Unreachable, match="is not running.*kvmpool lab up --vfio"):
         _run(short_dir, "true")
+
+
+def test_the_api_in_the_host_is_asked_as_any_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "kvmpoold.sock"))
+    listener.listen()
+    monkeypatch.setattr(vfio_client, "DEFAULT_SOCKET", folder / "kvmpoold.sock")
+    asked: list[tuple[str, bytes]] = []
+
+    def serve() -> None:
+        for status, body in (
+            (b"200 OK", b'{"name": "l1"}'),
+            (b"404 Not Found", b'{"error": "no", "kind": "not-found"}'),
+        ):
+            with listener.accept()[0] as peer, peer.makefile("rwb") as stream:
+                head = [line.strip() for line in iter(stream.readline, b"\r\n")]
+                assert b"Connection: close" in head
+                length = next((int(line.split()[1]) for line in head if line.startswith(b"Content-Length")), 0)
+                asked.append((head[0].decode(), stream.read(length)))
+                stream.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    client = vfio_client.HostClient(folder)
+    assert client.get("/status") == {"name": "l1"}
+    with pytest.raises(NotFound, match="no"):
+        client.post("/cards/x/mode", {"mode": "off"})
+    thread.join()
+    listener.close()
+    assert asked == [("GET /v1/status HTTP/1.1", b""), ("POST /v1/cards/x/mode HTTP/1.1", b'{"mode": "off"}')]
+    with pytest.raises(Unreachable):
+        client.get("/status")

@@ -80,7 +80,7 @@ class Bench:
         Events are counted from then on.
         """
         for address, _ in spec.cards:
-            self.host.give_to_vfio(address)
+            self.host.give(address)
         self.lab.define(spec, deaf=deaf)
         self.host.virsh("start", spec.name, timeout_s=PATIENCE_S)
         said = "" if deaf else self.lab.wait_for_guest(spec)
@@ -145,7 +145,7 @@ def _bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     parent = Path(tempfile.mkdtemp(prefix="kv-"))
     bench = Bench(VfioLab(Folder(parent / "lab")))
     try:
-        bench.lab.up()
+        bench.lab.up(kvmpoold=False)
         request.config.stash[_BENCH] = bench
         yield bench
     finally:

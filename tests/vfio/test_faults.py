@@ -47,7 +47,7 @@ def test_a_card_that_falls_off_the_bus_says_nothing_and_reads_all_ones(fallen: B
     assert "Unknown PCI header type '127'" in fallen.refusal("start", "vm0")
     fallen.host.inject(_EDU, Fault.COMES_BACK)
     _rescan(fallen, _EDU)
-    fallen.host.give_to_vfio(_EDU.address)
+    fallen.host.give(_EDU.address)
     fallen.host.virsh("start", "vm0")
     fallen.host.virsh("destroy", "vm0")
 

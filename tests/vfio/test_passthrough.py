@@ -35,7 +35,7 @@ def test_a_guest_finds_its_card_at_the_fixed_address_and_reads_it(bench: Bench) 
 
 def test_a_card_whose_neighbour_has_a_host_driver_is_refused(bench: Bench) -> None:
     bench.host.run("modprobe", "snd_hda_intel")
-    bench.host.give_to_vfio(_EDU.address)
+    bench.host.give(_EDU.address)
     audio = _EDU.address.replace(".0", ".1")
     bench.host.sh(
         'device=/sys/bus/pci/devices/$1; echo >"$device/driver_override" && echo "$1" >"$device/driver/unbind"'
@@ -52,7 +52,7 @@ def test_a_card_whose_neighbour_has_a_host_driver_is_refused(bench: Bench) -> No
 def test_a_card_is_attached_and_detached_while_the_guest_runs(bench: Bench) -> None:
     spec = _spec("vm0")
     bench.start(spec)
-    bench.host.give_to_vfio(_NVME.address)
+    bench.host.give(_NVME.address)
     bench.host.write("/run/hostdev.xml", guests.hostdev_xml(_NVME.address, 3))
     bench.host.virsh("attach-device", "vm0", "/run/hostdev.xml", "--live")
     said = bench.lab.wait_for_guest(spec, "PLUGGED 03")
