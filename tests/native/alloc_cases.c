@@ -31,6 +31,50 @@ static CUresult pitch(unsigned i)
     return cu(cuMemAllocPitch_v2, (CUdeviceptr *)&held[i], &got, (size_t)1000, (size_t)4096, 4u);
 }
 
+static CUresult alloc_async(unsigned i)
+{
+    return cu(cuMemAllocAsync, (CUdeviceptr *)&held[i], (size_t)(4 * MIB), NULL);
+}
+
+static CUresult from_pool(unsigned i)
+{
+    static CUmemoryPool pool;
+    CUmemPoolProps props = {.allocType = 1, .location = {.type = 1}};
+
+    if (pool == NULL)
+        must(cuMemPoolCreate, &pool, &props);
+    return cu(cuMemAllocFromPoolAsync, (CUdeviceptr *)&held[i], (size_t)(4 * MIB), pool, NULL);
+}
+
+static void async_back(unsigned i)
+{
+    must(cuMemFreeAsync, (CUdeviceptr)(uintptr_t)held[i], NULL);
+}
+
+/* What a pool holds unused is no reason to be refused. */
+static CUresult beside_pool(unsigned i)
+{
+    static CUdeviceptr of_pool[8];
+
+    for (int k = 0; i == 0 && k < 8; k++)
+        must(cuMemAllocAsync, &of_pool[k], (size_t)(4 * MIB), NULL);
+    for (int k = 0; i == 0 && k < 8; k++)
+        must(cuMemFreeAsync, of_pool[k], NULL);
+    return alloc(i);
+}
+
+static CUresult physical(unsigned i)
+{
+    CUmemAllocationProp prop = {.type = 1, .location = {.type = 1}};
+
+    return cu(cuMemCreate, (CUmemGenericAllocationHandle *)&held[i], (size_t)(4 * MIB), &prop, 0ull);
+}
+
+static void physical_back(unsigned i)
+{
+    must(cuMemRelease, (CUmemGenericAllocationHandle)(uintptr_t)held[i]);
+}
+
 static CUresult module(unsigned i)
 {
     return cu(cuModuleLoadData, (CUmodule *)&held[i], image);
@@ -198,6 +242,10 @@ static const struct path {
 } paths[] = {
     {"alloc", alloc, alloc_back, false},
     {"pitch", pitch, alloc_back, false},
+    {"alloc_async", alloc_async, async_back, false},
+    {"from_pool", from_pool, async_back, false},
+    {"beside_pool", beside_pool, alloc_back, false},
+    {"physical", physical, physical_back, false},
     {"module", module, module_back, false},
     {"library", library_now, library_back, false},
     {"library_global", library_global, library_back, true},

@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include "../../kvmpool/dataplane/src/session_run.c"
 
+#include "session_memory.h"
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static unsigned char slot_memory[KP_BODY_MAX];
@@ -95,6 +97,12 @@ int kp_print_start(struct kp_server *s)
 
 static void empty(struct kp_server *s, struct kp_account *account)
 {
+    for (struct kp_mapping *mapping = s->mappings, *next; mapping != NULL; mapping = next) {
+        next = mapping->next;
+        if (mapping->physical != NULL) /* others go with their context */
+            kp_mapping_leave(s, mapping);
+    }
+    s->mapped = 0;
     for (uint32_t page = 0; page < KP_HANDLES_MAX / KP_HANDLES_PAGE; page++)
         for (uint32_t i = 0; s->handles.pages[page] != NULL && i < KP_HANDLES_PAGE; i++) {
             struct kp_handle *entry = &s->handles.pages[page][i];
@@ -102,6 +110,10 @@ static void empty(struct kp_server *s, struct kp_account *account)
                 kp_linker_free(entry->value);
             if (entry->number != 0 && kp_handle_kind(entry->number) == KP_CONTEXT) {
                 kp_memory_drop(s, entry->number);
+                free(entry->value);
+            }
+            if (entry->number != 0 && kp_handle_kind(entry->number) == KP_PHYSICAL) {
+                kp_account_release(account, 0, ((struct kp_physical *)entry->value)->bytes);
                 free(entry->value);
             }
         }

@@ -518,6 +518,23 @@ void kp_host_leave(struct kp_window *window)
     (void)window;
 }
 
+void kp_pools_drop(uint64_t context)
+{
+    (void)context;
+}
+
+void kp_pools_synchronised(void)
+{
+}
+
+bool kp_vmm_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes)
+{
+    (void)address;
+    (void)start;
+    (void)bytes;
+    return false;
+}
+
 void kp_linker_free(void *linker)
 {
     (void)linker;

@@ -106,7 +106,7 @@ typedef struct {
     size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
 
-/* Virtual memory management, used by the worker's session only. */
+/* Virtual memory management. */
 typedef struct {
     int type, id;
 } CUmemLocation;
@@ -126,6 +126,20 @@ typedef struct {
     CUmemLocation location;
     int flags;
 } CUmemAccessDesc;
+
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef int CUmemPool_attribute;
+typedef int CUmemAccess_flags;
+typedef int CUmemAllocationGranularity_flags;
+
+typedef struct {
+    int allocType, handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
 
 #define CU_LAUNCH_ATTRIBUTE_COOPERATIVE 2
 #define CU_STREAM_LEGACY ((CUstream)0x1)

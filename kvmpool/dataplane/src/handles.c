@@ -25,6 +25,7 @@ int kp_handles_room(const struct kp_handles *table, enum kp_kind kind)
     static const uint32_t most[KP_KINDS] = {
         [KP_CONTEXT] = KP_CONTEXT_COUNT_MAX, [KP_STREAM] = KP_STREAM_COUNT_MAX,   [KP_EVENT] = KP_EVENT_COUNT_MAX,
         [KP_MODULE] = KP_MODULE_COUNT_MAX,   [KP_LIBRARY] = KP_MODULE_COUNT_MAX, [KP_LINK] = KP_MODULE_COUNT_MAX,
+        [KP_PHYSICAL] = KP_PHYSICAL_COUNT_MAX,
     };
 
     return most[kind] == 0 || table->live[kind] < most[kind];
@@ -105,7 +106,8 @@ void kp_handles_drop(struct kp_handles *table, uint64_t number)
 /* Nothing is ever entered under one of these. */
 static int is_leaf(enum kp_kind kind)
 {
-    return kind == KP_FUNCTION || kind == KP_STREAM || kind == KP_EVENT || kind == KP_KERNEL || kind == KP_LINK;
+    return kind == KP_FUNCTION || kind == KP_STREAM || kind == KP_EVENT || kind == KP_KERNEL || kind == KP_LINK || kind == KP_PHYSICAL ||
+           kind == KP_POOL;
 }
 
 void kp_handles_drop_children(struct kp_handles *table, uint64_t number, void (*gone)(struct kp_handle *))

@@ -12,13 +12,14 @@
 #define KP_HANDLES_MAX (1u << 20) /* live at once in one session */
 #define KP_HANDLES_PAGE 1024u
 
-enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_LIBRARY, KP_KERNEL, KP_LINK, KP_KINDS };
+enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_LIBRARY, KP_KERNEL, KP_LINK, KP_PHYSICAL, KP_POOL, KP_KINDS };
 
 /* How many of a kind may live at once in one session: far more than programs have, few enough that what the driver holds for
  * each (a stream some KiB on the card and a queue on the host, a context page-locked staging memory) stays bounded. */
 #define KP_CONTEXT_COUNT_MAX 64u
 #define KP_STREAM_COUNT_MAX 4096u
 #define KP_EVENT_COUNT_MAX 65536u
+#define KP_PHYSICAL_COUNT_MAX 65536u
 #define KP_MODULE_COUNT_MAX 16384u /* libraries, modules and linkers, each */
 
 struct kp_handle {

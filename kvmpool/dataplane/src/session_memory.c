@@ -8,22 +8,9 @@
  * block is only marked, and the reaper, a thread, waits and takes it away; an allocation that needs the same page, or the
  * claim's last bytes, waits for the reaper.
  */
-#include "session_state.h"
+#include "session_memory.h"
 
 #include <stdlib.h>
-
-#define BLOCK 512u /* the unit of the shim's allocator: allocations begin at multiples of it */
-#define BLOCKS ((unsigned)(KP_VA_PAGE / BLOCK))
-
-struct kp_mapping {
-    uint64_t va, bytes;
-    CUmemGenericAllocationHandle memory;
-    uint64_t home_number;
-    uint32_t allocations, freed;     /* freed: of those, how many the reaper has yet to take away */
-    struct kp_mapping *next, **link; /* all of the session's; what points at this one */
-    uint64_t starts[BLOCKS / 64];    /* blocks of the first page where an allocation begins */
-    uint64_t dying[BLOCKS / 64];     /* of those: freed */
-};
 
 static bool marked(const uint64_t *bits, unsigned block)
 {
@@ -37,7 +24,7 @@ static void mark(uint64_t *bits, unsigned block, bool on)
     bits[block / 64] = on ? bits[block / 64] | bit : bits[block / 64] & ~bit;
 }
 
-static struct kp_mapping **page_of(struct kp_server *s, uint64_t va)
+struct kp_mapping **kp_page_of(struct kp_server *s, uint64_t va)
 {
     return &s->pages[(va - s->va_base) / KP_VA_PAGE];
 }
@@ -71,10 +58,10 @@ address:
     return rc;
 }
 
-static void enter(struct kp_server *s, struct kp_mapping *mapping)
+void kp_mapping_enter(struct kp_server *s, struct kp_mapping *mapping)
 {
     for (uint64_t at = mapping->va; at < mapping->va + mapping->bytes; at += KP_VA_PAGE)
-        *page_of(s, at) = mapping;
+        *kp_page_of(s, at) = mapping;
     mapping->next = s->mappings;
     mapping->link = &s->mappings;
     if (mapping->next != NULL)
@@ -94,6 +81,15 @@ int kp_memory_charge(struct kp_server *s, uint64_t bytes)
     return rc;
 }
 
+CUresult kp_memory_have(struct kp_server *s, uint64_t bytes)
+{
+    kp_own_look_sometimes(s);
+    if (kp_memory_charge(s, bytes) == 0)
+        return CUDA_SUCCESS;
+    kp_own_look(s); /* what was unloaded since may have made room */
+    return kp_memory_charge(s, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* Charges, maps and enters `bytes` (whole pages) at `va`. */
 static CUresult new_mapping(struct kp_server *s, uint64_t va, uint64_t bytes, uint64_t home_number, struct kp_mapping **out)
 {
@@ -103,23 +99,29 @@ static CUresult new_mapping(struct kp_server *s, uint64_t va, uint64_t bytes, ui
     if (mapping == NULL)
         return rc;
     *mapping = (struct kp_mapping){.va = va, .bytes = bytes, .home_number = home_number};
-    kp_own_look_sometimes(s);
-    if (kp_memory_charge(s, bytes) != 0) {
-        kp_own_look(s); /* what was unloaded since may have made room */
-        if (kp_memory_charge(s, bytes) != 0)
-            goto out;
-    }
+    if (kp_memory_have(s, bytes) != CUDA_SUCCESS)
+        goto out;
     if ((rc = map(s, mapping)) != CUDA_SUCCESS) {
         kp_account_release(s->session->account, s->session->slot, bytes);
         goto out;
     }
     s->mapped += bytes;
-    enter(s, mapping);
+    kp_mapping_enter(s, mapping);
     *out = mapping;
     return CUDA_SUCCESS;
 out:
     free(mapping);
     return rc;
+}
+
+void kp_mapping_leave(struct kp_server *s, struct kp_mapping *mapping)
+{
+    for (uint64_t at = mapping->va; at < mapping->va + mapping->bytes; at += KP_VA_PAGE)
+        *kp_page_of(s, at) = NULL;
+    *mapping->link = mapping->next;
+    if (mapping->next != NULL)
+        mapping->next->link = mapping->link;
+    free(mapping);
 }
 
 static CUresult end_mapping(struct kp_server *s, struct kp_mapping *mapping)
@@ -133,16 +135,11 @@ static CUresult end_mapping(struct kp_server *s, struct kp_mapping *mapping)
     rc = rc != CUDA_SUCCESS ? rc : also;
     kp_account_release(s->session->account, s->session->slot, mapping->bytes);
     s->mapped -= mapping->bytes;
-    for (uint64_t at = mapping->va; at < mapping->va + mapping->bytes; at += KP_VA_PAGE)
-        *page_of(s, at) = NULL;
-    *mapping->link = mapping->next;
-    if (mapping->next != NULL)
-        mapping->next->link = mapping->link;
-    free(mapping);
+    kp_mapping_leave(s, mapping);
     return rc;
 }
 
-static bool in_window(const struct kp_server *s, uint64_t va, uint64_t bytes)
+bool kp_memory_in_window(const struct kp_server *s, uint64_t va, uint64_t bytes)
 {
     return va >= s->va_base && bytes > 0 && bytes <= KP_VA_WINDOW && va - s->va_base <= KP_VA_WINDOW - bytes;
 }
@@ -150,7 +147,7 @@ static bool in_window(const struct kp_server *s, uint64_t va, uint64_t bytes)
 static bool holds(struct kp_server *s, uint64_t va, uint64_t bytes)
 {
     while (bytes > 0) {
-        struct kp_mapping *mapping = in_window(s, va, 1) ? *page_of(s, va) : NULL;
+        struct kp_mapping *mapping = kp_memory_in_window(s, va, 1) ? *kp_page_of(s, va) : NULL;
         if (mapping == NULL)
             return false;
         uint64_t here = mapping->va + mapping->bytes - va;
@@ -164,7 +161,7 @@ bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes)
 {
     bool held = bytes <= s->session->memory_bytes;
 
-    if (held && in_window(s, va, 1)) { /* elsewhere are modules' variables: the driver knows them */
+    if (held && kp_memory_in_window(s, va, 1)) { /* elsewhere are modules' variables: the driver knows them */
         pthread_mutex_lock(&s->memory_lock);
         held = holds(s, va, bytes);
         pthread_mutex_unlock(&s->memory_lock);
@@ -176,23 +173,32 @@ bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes)
 static void wait_for_reaper(struct kp_server *s, uint64_t first, uint64_t end)
 {
     for (uint64_t at = first; at < end; at += KP_VA_PAGE)
-        while (*page_of(s, at) != NULL && (*page_of(s, at))->freed > 0)
+        while (*kp_page_of(s, at) != NULL && (*kp_page_of(s, at))->freed > 0)
             pthread_cond_wait(&s->reaped, &s->memory_lock);
+}
+
+bool kp_memory_is_free(struct kp_server *s, uint64_t va, uint64_t bytes)
+{
+    wait_for_reaper(s, va, va + bytes);
+    for (uint64_t at = va; at < va + bytes; at += KP_VA_PAGE)
+        if (*kp_page_of(s, at) != NULL)
+            return false;
+    return true;
 }
 
 static CUresult allocate(struct kp_server *s, uint64_t va, uint64_t bytes, uint64_t home_number)
 {
     uint64_t first = va / KP_VA_PAGE * KP_VA_PAGE, end = (va + bytes + KP_VA_PAGE - 1) / KP_VA_PAGE * KP_VA_PAGE;
-    unsigned block = (unsigned)((va - first) / BLOCK);
+    unsigned block = (unsigned)((va - first) / KP_BLOCK);
     struct kp_mapping *mapping;
     CUresult rc;
 
     wait_for_reaper(s, first, end);
-    mapping = *page_of(s, first);
+    mapping = *kp_page_of(s, first);
     for (uint64_t at = first; at < end; at += KP_VA_PAGE)
-        if (*page_of(s, at) != mapping)
+        if (*kp_page_of(s, at) != mapping)
             return CUDA_ERROR_INVALID_VALUE;
-    if (mapping != NULL && (mapping->va != first || mapping->bytes != KP_VA_PAGE || marked(mapping->starts, block)))
+    if (mapping != NULL && (mapping->physical != NULL || mapping->va != first || mapping->bytes != KP_VA_PAGE || marked(mapping->starts, block)))
         return CUDA_ERROR_INVALID_VALUE;
     if (mapping == NULL && (rc = new_mapping(s, first, end - first, home_number, &mapping)) != CUDA_SUCCESS)
         return rc;
@@ -206,7 +212,7 @@ int kp_do_alloc(struct kp_server *s, struct kp_work *w)
     uint64_t va = w->in[KP_ALLOC_VA], bytes = w->in[KP_ALLOC_BYTES];
     CUresult rc;
 
-    if (!in_window(s, va, bytes) || va % BLOCK != 0)
+    if (!kp_memory_in_window(s, va, bytes) || va % KP_BLOCK != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > s->session->memory_bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -219,10 +225,10 @@ int kp_do_alloc(struct kp_server *s, struct kp_work *w)
 /* With the lock held: the mapping in which a living allocation begins at `va`, or NULL. */
 static struct kp_mapping *allocation_at(struct kp_server *s, uint64_t va)
 {
-    struct kp_mapping *mapping = in_window(s, va, 1) ? *page_of(s, va) : NULL;
-    unsigned block = (unsigned)(va % KP_VA_PAGE / BLOCK);
+    struct kp_mapping *mapping = kp_memory_in_window(s, va, 1) ? *kp_page_of(s, va) : NULL;
+    unsigned block = (unsigned)(va % KP_VA_PAGE / KP_BLOCK);
 
-    if (mapping == NULL || va % BLOCK != 0 || va / KP_VA_PAGE != mapping->va / KP_VA_PAGE)
+    if (mapping == NULL || va % KP_BLOCK != 0 || va / KP_VA_PAGE != mapping->va / KP_VA_PAGE)
         return NULL;
     return marked(mapping->starts, block) && !marked(mapping->dying, block) ? mapping : NULL;
 }
@@ -238,7 +244,7 @@ int kp_do_free(struct kp_server *s, struct kp_work *w)
     *grave = (struct kp_grave){.va = va, .home = w->home};
     pthread_mutex_lock(&s->memory_lock);
     if ((mapping = allocation_at(s, va)) != NULL) {
-        mark(mapping->dying, (unsigned)(va % KP_VA_PAGE / BLOCK), true);
+        mark(mapping->dying, (unsigned)(va % KP_VA_PAGE / KP_BLOCK), true);
         if (++mapping->freed == mapping->allocations)
             s->reaping_bytes += mapping->bytes;
         s->reaping++;
@@ -253,12 +259,12 @@ int kp_do_free(struct kp_server *s, struct kp_work *w)
 
 CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, bool note)
 {
-    unsigned block = (unsigned)(va % KP_VA_PAGE / BLOCK);
+    unsigned block = (unsigned)(va % KP_VA_PAGE / KP_BLOCK);
     struct kp_mapping *mapping;
     CUresult rc = CUDA_SUCCESS;
 
     pthread_mutex_lock(&s->memory_lock);
-    mapping = *page_of(s, va);
+    mapping = *kp_page_of(s, va);
     if (mapping->freed == mapping->allocations)
         s->reaping_bytes -= mapping->bytes;
     mark(mapping->starts, block, false);
@@ -286,7 +292,7 @@ void kp_memory_drop(struct kp_server *s, uint64_t home_number)
         pthread_cond_wait(&s->reaped, &s->memory_lock);
     for (mapping = s->mappings; mapping != NULL; mapping = next) {
         next = mapping->next;
-        if (mapping->home_number == home_number)
+        if (mapping->physical == NULL && mapping->home_number == home_number)
             end_mapping(s, mapping);
     }
     pthread_mutex_unlock(&s->memory_lock);

@@ -289,6 +289,11 @@ int kp_do_cuCtxSetLimit(struct kp_server *s, struct kp_work *w);
 int kp_do_cuLibraryGetGlobal(struct kp_server *s, struct kp_work *w);
 int kp_do_pinned_take(struct kp_server *s, struct kp_work *w);
 int kp_do_pinned_give(struct kp_server *s, struct kp_work *w);
+int kp_do_physical_create(struct kp_server *s, struct kp_work *w);
+int kp_do_physical_release(struct kp_server *s, struct kp_work *w);
+int kp_do_vmm_map(struct kp_server *s, struct kp_work *w);
+int kp_do_vmm_unmap(struct kp_server *s, struct kp_work *w);
+int kp_do_vmm_access(struct kp_server *s, struct kp_work *w);
 int kp_do_cuMemGetInfo_v2(struct kp_server *s, struct kp_work *w);
 
 #endif

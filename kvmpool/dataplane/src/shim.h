@@ -103,6 +103,7 @@ struct kp_shim {
     struct kp_welcome welcome;
     struct kp_device_info device;
     unsigned char params[KP_PARAM_BYTES_MAX + 4]; /* of the launch that is being packed */
+    atomic_uint pooled; /* blocks that pools hold unused */
     struct kp_stats stats;
 };
 
@@ -185,6 +186,19 @@ bool kp_space_give(CUdeviceptr address); /* false: not the start of an allocatio
 bool kp_space_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes);
 uint64_t kp_space_context(CUdeviceptr address); /* the context it was allocated in, 0: none */
 void kp_space_drop(uint64_t context); /* all that was allocated in it */
+void kp_space_resize(CUdeviceptr address, size_t bytes); /* of an allocation: not beyond what it had at first */
+CUdeviceptr kp_space_reserve(size_t bytes, size_t alignment); /* whole pages for the program to map; 0: the window is full */
+bool kp_space_unreserve(CUdeviceptr address, size_t bytes);   /* false: not a reservation */
+bool kp_space_reserved(CUdeviceptr address, size_t bytes);    /* all of it in one reservation */
+
+/* shim_vmm.c, with `tx` held: the mapping with access that an address is in. */
+bool kp_vmm_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes);
+
+/* shim_pool.c. */
+bool kp_pools_give(void);             /* all that pools hold unused goes back to the claim; false: they held nothing */
+void kp_pools_synchronised(void);     /* the program has waited for the card: what is beyond the thresholds goes back */
+void kp_pools_drop(uint64_t context); /* with `tx` held, as the next: what was allocated in it is no pool's any more */
+bool kp_pools_forget(CUdeviceptr at); /* before cuMemFree; false: it was freed already */
 
 /* shim_memory.c */
 CUresult kp_settle(CUresult result, CUstream stream); /* behind a copy, whose result it is: no later work overtakes it */

@@ -91,6 +91,7 @@ CUresult kp_context_destroy(uint64_t number)
         return kp_leave(CUDA_ERROR_INVALID_CONTEXT);
     epoch = context->epoch;
     kp_object_drop(number);
+    kp_pools_drop(number);
     kp_space_drop(number);
     if (kp_current() == number) /* this thread's only, as CUDA does; others get CONTEXT_IS_DESTROYED */
         pop();

@@ -213,7 +213,11 @@ CUresult kp_send(uint16_t op, const uint64_t *numbers, unsigned count, const voi
 CUresult kp_ask(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,
                 struct kp_answer *answer)
 {
-    return call(op, numbers, count, tail, tail_bytes, NULL, 0, answer);
+    CUresult rc = call(op, numbers, count, tail, tail_bytes, NULL, 0, answer);
+
+    if (rc == CUDA_SUCCESS && (op == KP_OP_cuStreamSynchronize || op == KP_OP_cuCtxSynchronize || op == KP_OP_cuEventSynchronize))
+        kp_pools_synchronised();
+    return rc;
 }
 
 CUresult kp_send_bulk(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,

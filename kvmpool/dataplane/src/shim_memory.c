@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-CUresult kp_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+static CUresult allocate(CUdeviceptr *dptr, size_t bytesize)
 {
     struct kp_answer answer = {0};
     uint64_t in[KP_ALLOC_IN];
@@ -25,6 +25,14 @@ CUresult kp_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
         kp_leave(rc);
     }
     return rc;
+}
+
+/* What pools hold unused is the claim's too: where there is no more, it goes back first. */
+CUresult kp_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+    CUresult rc = allocate(dptr, bytesize);
+
+    return rc == CUDA_ERROR_OUT_OF_MEMORY && kp_pools_give() ? allocate(dptr, bytesize) : rc;
 }
 
 CUresult kp_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int element)
@@ -50,7 +58,7 @@ CUresult kp_cuMemFree_v2(CUdeviceptr dptr)
         return rc;
     if (dptr == 0)
         return kp_leave(CUDA_SUCCESS);
-    if (!kp_space_give(dptr))
+    if (!kp_pools_forget(dptr) || !kp_space_give(dptr))
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
     return kp_send(KP_OP_free, in, KP_FREE_IN, NULL, 0);
 }
@@ -82,9 +90,16 @@ CUresult kp_device_range(CUdeviceptr address, size_t bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (address < KP_VA_BASE || address - KP_VA_BASE >= KP_VA_WINDOW)
         return CUDA_SUCCESS;
-    if (!kp_space_find(address, &start, &room) || bytes > room - (address - start))
-        return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
+    while (kp_space_find(address, &start, &room)) {
+        room -= address - start;
+        if (bytes <= room)
+            return CUDA_SUCCESS;
+        if (!kp_space_reserved(address, room + 1)) /* only mappings of the program lie side by side */
+            break;
+        address += room;
+        bytes -= room;
+    }
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* With `tx` held, which it gives back. */

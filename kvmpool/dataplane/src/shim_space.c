@@ -18,6 +18,7 @@ struct span {
     uint32_t page, pages; /* without the guard */
     uint32_t blocks_used; /* of a slab */
     bool slab;
+    bool reserved; /* for the program to map (shim_vmm.c): none of its bytes is an allocation */
     uint64_t context;
     size_t bytes; /* of an allocation with its own pages */
     struct span *next;
@@ -37,8 +38,8 @@ static struct slab_bytes *bytes_of(struct span *slab)
     return (struct slab_bytes *)(void *)(slab->run + BLOCKS);
 }
 
-/* First page of `pages` + 1 free ones, or PAGES. */
-static uint32_t find_pages(uint32_t pages)
+/* First page of `pages` + 1 free ones, a multiple of `align`, or PAGES. */
+static uint32_t find_pages(uint32_t pages, uint32_t align)
 {
     uint32_t free_run = 0;
 
@@ -47,17 +48,17 @@ static uint32_t find_pages(uint32_t pages)
         if (page == 0)
             free_run = 0; /* a run does not wrap */
         free_run = span_of[page] == NULL ? free_run + 1 : 0;
-        if (free_run == pages + 1)
+        if (free_run > pages && (page - pages) % align == 0)
             return page - pages;
     }
     return PAGES;
 }
 
-static struct span *make_span(uint32_t pages, bool slab, uint64_t context)
+static struct span *make_span(uint32_t pages, uint32_t align, bool slab, uint64_t context)
 {
     size_t extra = slab ? BLOCKS * sizeof(uint16_t) + sizeof(struct slab_bytes) : 0;
     struct span *span;
-    uint32_t page = pages < PAGES ? find_pages(pages) : PAGES;
+    uint32_t page = pages < PAGES ? find_pages(pages, align) : PAGES;
 
     if (page == PAGES || (span = calloc(1, sizeof *span + extra)) == NULL)
         return NULL;
@@ -114,7 +115,7 @@ static CUdeviceptr take_small(size_t bytes, uint64_t context)
             (block = find_blocks(slab, blocks)) < BLOCKS)
             break;
     if (slab == NULL) {
-        slab = make_span(1, true, context);
+        slab = make_span(1, 1, true, context);
         block = 0;
     }
     if (slab == NULL)
@@ -133,7 +134,7 @@ CUdeviceptr kp_space_take(size_t bytes, uint64_t context)
         return 0;
     if (bytes < SMALL)
         return take_small(bytes, context);
-    span = make_span((uint32_t)((bytes + KP_VA_PAGE - 1) / KP_VA_PAGE), false, context);
+    span = make_span((uint32_t)((bytes + KP_VA_PAGE - 1) / KP_VA_PAGE), 1, false, context);
     if (span == NULL)
         return 0;
     span->bytes = bytes;
@@ -154,6 +155,8 @@ bool kp_space_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes)
 
     if (span == NULL)
         return false;
+    if (span->reserved)
+        return kp_vmm_find(address, start, bytes);
     *start = address_of(span, 0);
     *bytes = span->bytes;
     if (span->slab) {
@@ -184,7 +187,7 @@ bool kp_space_give(CUdeviceptr address)
     CUdeviceptr start;
     size_t bytes;
 
-    if (!kp_space_find(address, &start, &bytes) || start != address)
+    if (span == NULL || span->reserved || !kp_space_find(address, &start, &bytes) || start != address)
         return false;
     if (span->slab) {
         uint32_t block = (uint32_t)((address - address_of(span, 0)) / BLOCK);
@@ -203,7 +206,47 @@ void kp_space_drop(uint64_t context)
 
     for (; span != NULL; span = next) {
         next = span->next;
-        if (span->context == context)
+        if (!span->reserved && span->context == context)
             end_span(span);
     }
+}
+
+void kp_space_resize(CUdeviceptr address, size_t bytes)
+{
+    struct span *span = span_at(address);
+
+    if (span->slab)
+        bytes_of(span)->bytes[(address - address_of(span, 0)) / BLOCK] = (uint32_t)bytes;
+    else
+        span->bytes = bytes;
+}
+
+CUdeviceptr kp_space_reserve(size_t bytes, size_t alignment)
+{
+    uint32_t align = alignment > KP_VA_PAGE ? (uint32_t)(alignment / KP_VA_PAGE) : 1;
+    struct span *span = make_span((uint32_t)(bytes / KP_VA_PAGE), align, false, 0);
+
+    if (span == NULL)
+        return 0;
+    span->reserved = true;
+    span->bytes = bytes;
+    return address_of(span, 0);
+}
+
+bool kp_space_reserved(CUdeviceptr address, size_t bytes)
+{
+    struct span *span = span_at(address);
+    CUdeviceptr offset = span != NULL ? address - address_of(span, 0) : 0;
+
+    return span != NULL && span->reserved && offset <= span->bytes && bytes <= span->bytes - offset;
+}
+
+bool kp_space_unreserve(CUdeviceptr address, size_t bytes)
+{
+    struct span *span = span_at(address);
+
+    if (span == NULL || !span->reserved || address != address_of(span, 0) || bytes != span->bytes)
+        return false;
+    end_span(span);
+    return true;
 }

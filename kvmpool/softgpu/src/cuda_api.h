@@ -166,6 +166,18 @@ typedef struct {
 	int flags; /* 0 none, 1 read, 3 read and write */
 } CUmemAccessDesc;
 
+typedef struct {
+	int allocType; /* 1: pinned */
+	int handleTypes;
+	CUmemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmemPoolProps;
+
+CU_API CUresult cuMemFree_v2(CUdeviceptr address);
+
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 typedef void (*CUhostFn)(void *data);
 typedef size_t (*CUoccupancyB2DSize)(int block_size);

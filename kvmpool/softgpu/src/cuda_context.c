@@ -145,6 +145,7 @@ void sg_context_end(struct sg_context *context)
 	sg_events_end(context);
 	sg_libraries_forget(context);
 	sg_modules_end(context);
+	sg_pools_end(context);
 	sg_memory_end(context);
 	sg_memory_sub(&device->map, sg_context_bytes(context));
 	count_context(device, -1);

@@ -71,7 +71,9 @@ CU_API CUresult cuCtxSetFlags(unsigned flags)
 CU_API CUresult cuCtxSynchronize(void)
 {
 	SG_ENTER(context);
-	return sg_wait_context(context);
+	CUresult rc = sg_wait_context(context);
+	sg_pools_synchronised();
+	return rc;
 }
 
 CU_API CUresult cuCtxSynchronize_v2(CUcontext given)
@@ -80,7 +82,9 @@ CU_API CUresult cuCtxSynchronize_v2(CUcontext given)
 
 	SG_TRY(context_or_current(given, &context));
 	SG_TRY(sg_context_status(context));
-	return sg_wait_context(context);
+	CUresult rc = sg_wait_context(context);
+	sg_pools_synchronised();
+	return rc;
 }
 
 CU_API CUresult cuCtxGetLimit(size_t *out, unsigned limit)

@@ -18,7 +18,7 @@
 #define SG_LIMIT_PRINTF 1 /* CU_LIMIT_PRINTF_FIFO_SIZE */
 #define SG_LIMIT_HEAP 2   /* CU_LIMIT_MALLOC_HEAP_SIZE */
 
-enum sg_kind { SG_CONTEXT = 1, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_KERNEL, SG_LIBRARY, SG_LINK, SG_PHYSICAL };
+enum sg_kind { SG_CONTEXT = 1, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_KERNEL, SG_LIBRARY, SG_LINK, SG_PHYSICAL, SG_POOL };
 
 struct sg_device {
 	struct sg_map map;
@@ -171,6 +171,13 @@ bool sg_host_pinned(const void *address, uint64_t size);
 /* ---- cuda_memory.c ---- */
 void sg_memory_end(struct sg_context *context);
 void sg_range_release(const struct sg_range *range);
+CUresult sg_memory_take(struct sg_context *context, uint64_t bytes, CUdeviceptr *out); /* as cuMemAlloc; a multiple of 512 */
+void sg_memory_give(CUdeviceptr address);                                              /* at once, waiting for nobody */
+
+/* ---- cuda_pool.c ---- */
+void sg_pools_synchronised(void);               /* the program has waited: what is beyond the thresholds goes back */
+void sg_pools_end(struct sg_context *context);
+bool sg_pools_forget(CUdeviceptr at);           /* before cuMemFree; false: it was freed already */
 
 /* ---- cuda_module.c ---- */
 struct sg_function {

@@ -21,7 +21,7 @@ static const int fixed[ATTRIBUTE_MAX + 1] = {
 	[81] = 228 * 1024, [82] = 65536,                           /* shared and registers an SM */
 	[87] = 2, [90] = 1, [95] = 1,                              /* double to single, preemption, cooperative launch */
 	[97] = 227 * 1024, [99] = 1, [102] = 1,                    /* shared opt-in, host register, VMM */
-	[106] = 32, [111] = 1024, [126] = 4,                       /* blocks an SM, reserved shared, sync domains */
+	[106] = 32, [111] = 1024, [115] = 1, [126] = 4,                      /* blocks an SM, reserved shared, sync domains */
 	[131] = -1, [134] = -1,                                    /* NUMA ids: none */
 };
 

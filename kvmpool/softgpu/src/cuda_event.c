@@ -161,7 +161,9 @@ CU_API CUresult cuEventQuery(CUevent event)
 CU_API CUresult cuEventSynchronize(CUevent event)
 {
 	SG_TRY(enter_event(event));
-	return sg_wait_progress(event->context, event->progress, event->recorded);
+	CUresult rc = sg_wait_progress(event->context, event->progress, event->recorded);
+	sg_pools_synchronised();
+	return rc;
 }
 
 CU_API CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)

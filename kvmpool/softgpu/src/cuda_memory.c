@@ -78,6 +78,19 @@ static CUresult allocate(struct sg_context *context, uint64_t bytes, CUdeviceptr
 	return rc;
 }
 
+CUresult sg_memory_take(struct sg_context *context, uint64_t bytes, CUdeviceptr *out)
+{
+	return allocate(context, bytes, out);
+}
+
+void sg_memory_give(CUdeviceptr address)
+{
+	struct sg_range range;
+
+	if (sg_range_remove(address, SG_RANGE_DEVICE, &range))
+		sg_range_release(&range);
+}
+
 CU_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 {
 	SG_ENTER(context);
@@ -105,6 +118,8 @@ CU_API CUresult cuMemFree_v2(CUdeviceptr address)
 	if (!address)
 		return CUDA_SUCCESS;
 	if (!sg_range_at(address, SG_RANGE_DEVICE, &range))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sg_pools_forget(address))
 		return CUDA_ERROR_INVALID_VALUE;
 	SG_TRY(sg_wait_context(range.context)); /* as the driver: work that may use it ends first */
 	if (!sg_range_remove(address, SG_RANGE_DEVICE, &range))

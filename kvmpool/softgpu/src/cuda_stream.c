@@ -198,7 +198,9 @@ static CUresult query(CUstream handle, bool per_thread)
 static CUresult synchronize(CUstream handle, bool per_thread)
 {
 	STREAM_ENTER(stream, handle, per_thread);
-	return sg_wait_stream(stream);
+	CUresult rc = sg_wait_stream(stream);
+	sg_pools_synchronised();
+	return rc;
 }
 
 static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool per_thread)

@@ -20,7 +20,7 @@ struct physical {
 	uint64_t size;
 	int fd;
 	unsigned refs; /* the handle's and one a mapping; guarded by vmm_lock */
-	bool released;
+	unsigned holders; /* handles that were given out and not released */
 	CUmemAllocationProp properties;
 };
 
@@ -139,7 +139,7 @@ CU_API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, cons
 		free(physical);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	*physical = (struct physical){.device = device, .size = size, .refs = 1, .properties = *properties};
+	*physical = (struct physical){.device = device, .size = size, .refs = 1, .holders = 1, .properties = *properties};
 	physical->fd = memfd_create("softgpu", MFD_CLOEXEC);
 	if (physical->fd < 0 || ftruncate(physical->fd, (off_t)size)) {
 		if (physical->fd >= 0)
@@ -167,9 +167,10 @@ CU_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	if (!physical)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&vmm_lock);
-	sg_live_remove(physical);
-	physical->released = true;
-	put_physical(physical);
+	if (!--physical->holders) {
+		sg_live_remove(physical);
+		put_physical(physical);
+	}
 	pthread_mutex_unlock(&vmm_lock);
 	return CUDA_SUCCESS;
 }
@@ -286,13 +287,11 @@ CU_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, v
 		return CUDA_ERROR_INVALID_VALUE;
 	struct physical *physical = range.physical;
 	pthread_mutex_lock(&vmm_lock);
-	bool revive = physical->released;
-	if (revive) {
-		physical->released = false;
+	if (!physical->holders++) {
 		physical->refs++;
 		sg_live_add(SG_PHYSICAL, physical);
 	}
 	pthread_mutex_unlock(&vmm_lock);
 	*out = (uintptr_t)physical;
-	return revive ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED; /* a second live handle to the same memory */
+	return CUDA_SUCCESS;
 }
