@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from starlette.types import ASGIApp
+
 from kvmpool import __version__
 from kvmpool.api import access
 from kvmpool.api.app import Server, build_app
 from kvmpool.api.card_modes import CardModes
+from kvmpool.api.domains import Domains
 from kvmpool.api.hooks import Hooks
 from kvmpool.api.resources import Resources
 from kvmpool.api.runs import Runs
@@ -125,14 +128,19 @@ class Daemon:
         processes = self.processes = HostProcesses()
         self.domain = DomainLoop(self.store, self.clock, host, seen.seen_domains, relays, processes=processes)
         self.loops: tuple[Loop, ...] = (self.cluster, self.card, self.domain)
-        ledger = self.ledger = Ledger(self.store, self.clock, host)
-        hooks = Hooks(self.store, ledger, self.clock, settings, self.wake)
+        self.ledger = Ledger(self.store, self.clock, host)
+        self.server = Server(self._api(seen))
+
+    def _api(self, seen: _Observed) -> ASGIApp:
+        config, run = self.config, self.config.run_dir
+        hooks = Hooks(self.store, self.ledger, self.clock, config.settings, self.wake)
         resources = Resources(
-            self.store, ledger, config.store.kind, self.clock, settings, seen, self.libvirt, self.wake
+            self.store, self.ledger, config.store.kind, self.clock, config.settings, seen, self.libvirt, self.wake
         )
-        runs = Runs(hooks, ledger, LocalPlaces(run / "relays", run / "guests"), processes)
-        card_modes = CardModes(resources, ledger, self.modes, seen.seen_workers, self.wake)
-        self.server = Server(build_app(hooks, resources, config.api.group, runs, card_modes))
+        runs = Runs(hooks, self.ledger, LocalPlaces(run / "relays", run / "guests"), self.processes)
+        card_modes = CardModes(resources, self.ledger, self.modes, seen.seen_workers, self.wake)
+        domains = Domains(self.libvirt, resources, self.clock, self.wake)
+        return build_app(hooks, resources, config.api.group, runs, card_modes, domains)
 
     def _relays(self) -> ProcessRelays:
         run, keys = self.config.run_dir, self.config.dataplane

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvmpool.api import access
 from kvmpool.api.card_modes import CardModes
 from kvmpool.api.client import kind_of
+from kvmpool.api.domains import Domains, route_domains
 from kvmpool.api.hooks import HookCall, Hooks
 from kvmpool.api.resources import Cordon, Resources
 from kvmpool.api.runs import Runs
@@ -65,7 +66,12 @@ class ModeBody(BaseModel):
 
 
 def build_app(
-    hooks: Hooks, resources: Resources, group: str, runs: Runs | None = None, modes: CardModes | None = None
+    hooks: Hooks,
+    resources: Resources,
+    group: str,
+    runs: Runs | None = None,
+    modes: CardModes | None = None,
+    domains: Domains | None = None,
 ) -> ASGIApp:
     """The ASGI application. `group`: whose members may call."""
     app = FastAPI(title="kvmpool", docs_url=None, redoc_url=None, openapi_url=None)
@@ -77,6 +83,8 @@ def build_app(
         _route_runs(app, runs)
     if modes is not None:
         _route_modes(app, modes)
+    if domains is not None:
+        route_domains(app, domains)
     return _Guard(app, group)
 
 

@@ -99,6 +99,24 @@ class ClaimBody(TypedDict):
     reason: str  # why it waits or is invalid
 
 
+class DomainBody(TypedDict):
+    """GET /v1/domains/{name or uuid}, POST .../start and .../stop -> one; `state` in libvirt's words"""
+
+    name: str
+    uuid: str
+    state: str
+    claims: list[ClaimBody]
+
+
+class DefinedBody(TypedDict):
+    """POST /v1/domains {name, memory, vcpus, disks, networks, gpus, cdrom, uefi, only_print} -> what was defined"""
+
+    name: str
+    uuid: str
+    claims: list[str]  # names
+    xml: str
+
+
 class BindingBody(TypedDict):
     """GET /v1/bindings -> list; GET /v1/bindings/{label or domain/claim} -> one"""
 
@@ -173,5 +191,6 @@ class ErrorBody(TypedDict):
 # POST /v1/breaker/close -> BreakerBody
 # GET /v1/domains -> [{"name", "uuid", "state"}], as libvirt has them
 # POST /v1/domains/{name}/claims {attributes of <claim>: text} -> ClaimBody
+# POST /v1/claim-xml {attributes of <claim>: text} -> {"xml": the <metadata> of that claim}
 # DELETE /v1/domains/{name}/claims/{claim} -> {}
 #   (edits the domain's metadata through libvirt, validated; a running domain's live claims change at its next start)

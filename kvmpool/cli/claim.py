@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -81,12 +82,7 @@ def show(claim_name: str, output: str) -> None:
 @click.option("--set", "extra", multiple=True, metavar="KEY=VALUE", help="Any other attribute of <claim>; repeatable.")
 def add(domain: str, name: str, mode: str, extra: tuple[str, ...], **given: str | None) -> None:
     """Write a claim into DOMAIN's metadata. It is served from the domain's next start on."""
-    attributes = {"name": name, "mode": mode} | {k: v for k, v in given.items() if v is not None}
-    for pair in extra:
-        key, sign, value = pair.partition("=")
-        if not sign or not key:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
-        attributes[key] = value
+    attributes = _attributes(name, mode, extra, given)
     try:
         body = Client().post(f"/domains/{quote(domain, safe='')}/claims", attributes)
     except ClaimInvalid as error:  # the fault is in these words, not in what `virsh edit` shows
@@ -109,6 +105,31 @@ def remove(domain: str, name: str) -> None:
     client.delete(f"/domains/{quote(domain, safe='')}/claims/{quote(name, safe='')}")
     kept = next((row["binding"] for row in client.get("/claims") if row["label"] == f"{domain}/{name}"), "")
     click.echo(f"{domain}/{name} removed" + (f"; {kept} stays until the domain stops" if kept else ""))
+
+
+@claim.command()
+@click.option("--name", default="gpu0", show_default=True, help="The claim's name in the domain.")
+@click.option("--mode", type=click.Choice(["vgpu", "passthrough", "any"]), default="vgpu", show_default=True)
+@click.option("--memory", help="Guaranteed GPU memory: MiB, or with a unit (512MiB, 4GiB). Required for vgpu.")
+@click.option("--compute", help="Guaranteed percent of a card's compute, 1-100. Without it: best effort.")
+@click.option("--set", "extra", multiple=True, metavar="KEY=VALUE", help="Any other attribute of <claim>; repeatable.")
+def xml(name: str, mode: str, extra: tuple[str, ...], **given: str | None) -> None:
+    """Print a claim's <metadata> for a domain's XML: for virt-install, virsh edit or a template. Changes nothing.
+
+    A vGPU also needs the fw_cfg entries or the vsock of a domain of `kvmpool domain define --print-xml`;
+    `kvmpool claim add` writes both into a domain that exists.
+    """
+    click.echo(Client().post("/claim-xml", _attributes(name, mode, extra, given))["xml"])
+
+
+def _attributes(name: str, mode: str, extra: tuple[str, ...], given: Mapping[str, str | None]) -> dict[str, str]:
+    attributes = {"name": name, "mode": mode} | {k: v for k, v in given.items() if v is not None}
+    for pair in extra:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
+        attributes[key] = value
+    return attributes
 
 
 def _words(body: dict[str, Any]) -> str:

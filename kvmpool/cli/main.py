@@ -29,6 +29,7 @@ _COMMANDS = {
     "host": ("kvmpool.cli.host", "List hosts; join this host to the pool, or leave it."),
     "card": ("kvmpool.cli.card", "List and show cards; cordon, drain, uncordon and restore them."),
     "claim": ("kvmpool.cli.claim", "List, show, add and remove the claims of domains."),
+    "domain": ("kvmpool.cli.domain", "Define, start, stop, list and show the domains of this host."),
     "binding": ("kvmpool.cli.binding", "List and show bindings: which card serves which claim."),
     "breaker": ("kvmpool.cli.breaker", "Show the failover breaker, or close it again."),
     "events": ("kvmpool.cli.events", "What happened, and why."),

@@ -1,7 +1,8 @@
-"""libvirt as one host sees it: its domains, a word when something may have changed, and the edits of claims.
+"""libvirt as one host sees it: its domains, a word when something may have changed, edits of claims, starts and stops.
 
-Implements ports.Hypervisor, and what the API needs to edit claims. Three connections: events, reads, edits, so that a
-long edit delays no look and no look delays an event. A list of domains takes as long as a hook holds a domain's lock.
+Implements ports.Hypervisor, and what the API needs to edit claims and to provision domains. Four connections: events,
+reads, edits, starts, so that a start (its hook waits for a card) delays no edit, a long edit no look and no look an
+event. A list of domains takes as long as a hook holds a domain's lock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -16,15 +18,18 @@ import libvirt
 
 from kvmpool.core.model import ClaimSpec, DomainSeen
 from kvmpool.errors import DeadlinePassed, Unreachable
-from kvmpool.virt import edit, listing
+from kvmpool.virt import edit, listing, provision
 from kvmpool.virt.link import PAUSE_FIRST_S, PAUSE_MAX_S, Link
 from kvmpool.virt.originals import Originals
+from kvmpool.virt.plan import DomainPlan
 
 log = logging.getLogger("kvmpool.virt")
 
 GUESTS = "/run/kvmpool/guests"
 READ_DEADLINE_S = 15.0  # longer than a hook's deadline: libvirt lists no domain while a hook holds its lock
 EDIT_DEADLINE_S = 15.0
+START_DEADLINE_S = 120.0  # QEMU's own start: it allocates and pins the guest's memory
+STOP_LOOK_S = 0.3  # how often a domain that was asked to power off is looked at
 OPEN_DEADLINE_S = 10.0
 ALIVE_S = 5.0  # how often the events' connection is looked at: a close callback may be missed
 
@@ -54,6 +59,7 @@ class Libvirt:
         self._guests = guests
         self._reads = Link(uri, "reads")
         self._edits = Link(uri, "edits")
+        self._starts = Link(uri, "starts")
         self._feed = _Feed(uri)
 
     async def domains(self) -> tuple[DomainSeen, ...]:
@@ -76,9 +82,29 @@ class Libvirt:
         """Take a claim out of the domain's metadata. Raises NotFound, Refused, Unreachable."""
         await self._edits.call(lambda conn: edit.remove_claim(conn, domain, name, self._guests), EDIT_DEADLINE_S)
 
+    async def define(self, plan: DomainPlan, *, only_print: bool) -> str:
+        """The XML of a new domain, defined unless `only_print`. Raises ClaimInvalid, Refused, Unreachable."""
+        return await self._edits.call(
+            lambda conn: provision.define(conn, plan, self._guests, only_print=only_print), EDIT_DEADLINE_S
+        )
+
+    async def start(self, domain: str) -> None:
+        """As `virsh start`. Raises NotFound, Refused with the hook's line, Unreachable."""
+        await self._starts.call(lambda conn: provision.start(conn, domain), START_DEADLINE_S)
+
+    async def stop(self, domain: str, *, force: bool, timeout_s: float) -> None:
+        """Returns when it has stopped. Raises NotFound, Refused, Unreachable, DeadlinePassed: it still runs."""
+        await self._edits.call(lambda conn: provision.stop(conn, domain, force=force), EDIT_DEADLINE_S)
+        until = time.monotonic() + timeout_s
+        while await self._edits.call(lambda conn: provision.runs(conn, domain), EDIT_DEADLINE_S):
+            if time.monotonic() > until:
+                why = f"domain {domain} did not power off within {timeout_s:g} s: its guest may ignore ACPI"
+                raise DeadlinePassed(f"{why}. Next: kvmpool domain stop {domain} --force")
+            await asyncio.sleep(STOP_LOOK_S)
+
     async def close(self) -> None:
         await self._feed.close()
-        for link in (self._reads, self._edits):
+        for link in (self._reads, self._edits, self._starts):
             await link.close()
 
 
