@@ -126,7 +126,9 @@ class Daemon:
             initial_modes=parsed(config.cards.modes, config.cards.default_mode),
         )
         processes = self.processes = HostProcesses()
-        self.domain = DomainLoop(self.store, self.clock, host, seen.seen_domains, relays, processes=processes)
+        self.domain = DomainLoop(
+            self.store, self.clock, host, seen.seen_domains, relays, plugs=self.libvirt, processes=processes
+        )
         self.loops: tuple[Loop, ...] = (self.cluster, self.card, self.domain)
         self.ledger = Ledger(self.store, self.clock, host)
         self.server = Server(self._api(seen))

@@ -164,6 +164,32 @@ class Hypervisor(Protocol):
     async def close(self) -> None: ...
 
 
+class Plugs(Protocol):
+    """Cards in and out of running domains. Never called on the path of a hook."""
+
+    async def attach(self, domain: DomainUuid, alias: str, address: str) -> None:
+        """Give the host's device at `address` to the running domain, which knows it as `alias`; idempotent.
+
+        At the guest address that the domain keeps for that alias, or where libvirt finds room. Raises Refused with
+        libvirt's reason, NotFound, Unreachable.
+        """
+
+    async def detach(self, domain: DomainUuid, alias: str) -> None:
+        """Ask the guest to give it back and wait for libvirt's proof. Idempotent.
+
+        Raises DeadlinePassed where the guest has not answered, Refused where it said no, NotFound, Unreachable.
+        """
+
+    async def reset(self, domain: DomainUuid) -> None:
+        """Reset the machine: an unplug that was asked for is then done. Raises NotFound, Refused, Unreachable."""
+
+    async def power_off(self, domain: DomainUuid) -> None:
+        """End its QEMU at once. Raises NotFound, Unreachable."""
+
+    async def power_on(self, domain: DomainUuid) -> None:
+        """Start the domain, as a person would: its hook runs. Raises NotFound, Refused, Unreachable."""
+
+
 class Cards(Protocol):
     """The cards of this host as NVML and sysfs show them."""
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from kvmpool.core.model import Binding, Claim, ClaimKey, DomainUuid, Phase, Rows, Settings, Wait
+from kvmpool.core.model import Binding, Claim, ClaimKey, DomainUuid, Mode, Phase, Rows, Settings, Wait
+from kvmpool.core.place import modes
 from kvmpool.core.reconcile_cluster import open_binding, reconcile_cluster
 from kvmpool.ports import Clock, Store
 from kvmpool.store import codec
@@ -50,11 +51,17 @@ async def each_change(store: Store, clock: Clock, until: float) -> AsyncGenerato
 
 
 def served_by(rows: Rows, claim: Claim) -> Binding | None:
-    """The binding that serves the claim: ready, and the domain's relay points at it."""
+    """The binding that serves the claim: ready, and the domain's relay points at it.
+
+    A card that is passed through is attached only once the domain runs: that it is ready must do. Where a vGPU may take
+    its place later, the guest must find its relay's files when it boots.
+    """
     binding = open_binding(rows, claim.key)
-    if binding is None or binding.phase is not Phase.READY or claim.pointed != binding.generation:
+    if binding is None or binding.phase is not Phase.READY:
         return None
-    return binding
+    if binding.mode is Mode.PASSTHROUGH:
+        return binding if claim.endpoint or Mode.VGPU not in modes(claim.spec) else None
+    return binding if claim.pointed == binding.generation else None
 
 
 def missing(rows: Rows, settings: Settings, domain: DomainUuid, now: float) -> list[Missing]:

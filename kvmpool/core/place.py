@@ -27,6 +27,7 @@ from kvmpool.core.model import (
 )
 
 COMPUTE_PERCENT = 100  # of one card
+VFIO = "vfio-pci"  # the driver of a card that is passed through
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Choice:
     card: Card | None
     refused: tuple[tuple[str, str], ...] = ()
     scores: tuple[tuple[str, float], ...] = ()
+    mode: Mode = Mode.VGPU  # in which `card` serves the claim
 
 
 def taken_by(bindings: Iterable[Binding]) -> Taken:
@@ -86,8 +88,8 @@ def taken_by(bindings: Iterable[Binding]) -> Taken:
 
 def unsupported(spec: ClaimSpec) -> str | None:
     """Why this version cannot perform a valid claim, in one clause; None if it can. `prepare` then refuses at once."""
-    if spec.mode is not Mode.VGPU:
-        return f'mode="{spec.mode.value}" is not supported yet: only mode="vgpu" is'
+    if spec.mode is Mode.ANY and Mode.VGPU in modes(spec) and not spec.memory_mib:
+        return 'mode="any" that may become a vGPU needs memory: how much of a card it then gets'
     if spec.count != 1:
         return f'count="{spec.count}" is not supported yet: only count="1" is; use one claim a card'
     if spec.hold is not Hold.DOMAIN:
@@ -106,10 +108,32 @@ def unsupported(spec: ClaimSpec) -> str | None:
 _WEIGHTS = Weights()
 
 
+def modes(spec: ClaimSpec) -> tuple[Mode, ...]:
+    """What may serve the claim, in its own order."""
+    return (spec.mode,) if spec.mode is not Mode.ANY else (spec.order or (Mode.PASSTHROUGH, Mode.VGPU))
+
+
 def choose_card(
     claim: Claim, rows: Rows, taken: Taken, ratio: float, *, avoid: CardId | None = None, weights: Weights = _WEIGHTS
 ) -> Choice:
-    """The best card that fits `claim`; `avoid` only where nothing else fits. A total order: ties go by card id."""
+    """The best card that fits `claim`; `avoid` only where nothing else fits. A total order: ties go by card id.
+
+    A claim of mode "any" gets the first of its modes for which a card fits.
+    """
+    choices = []
+    for mode in modes(claim.spec):
+        asked = replace(claim, spec=replace(claim.spec, mode=mode))
+        choices.append(_choose(asked, rows, taken, ratio, avoid, weights))
+        if choices[-1].card is not None:
+            return choices[-1]
+    if len(choices) == 1:
+        return choices[0]
+    named = zip(modes(claim.spec), choices, strict=True)
+    refused = [(label, f"as {mode.value}: {why}") for mode, choice in named for label, why in choice.refused]
+    return Choice(None, tuple(sorted(refused)))
+
+
+def _choose(claim: Claim, rows: Rows, taken: Taken, ratio: float, avoid: CardId | None, weights: Weights) -> Choice:
     refused: list[tuple[str, str]] = []
     fitting: list[Card] = []
     for card in sorted(rows.cards.values(), key=lambda card: (card.label, card.id)):
@@ -121,7 +145,7 @@ def choose_card(
     scored = [(score(claim, card, taken, ratio, weights), card) for card in fitting]
     best = min(scored, key=lambda pair: (pair[1].id == avoid, -pair[0], pair[1].id), default=None)
     scores = tuple((card.label, points) for points, card in scored)
-    return Choice(best[1] if best else None, tuple(refused), scores)
+    return Choice(best[1] if best else None, tuple(refused), scores, claim.spec.mode)
 
 
 def first_failing(claim: Claim, card: Card, rows: Rows, taken: Taken, ratio: float) -> str:
@@ -132,6 +156,7 @@ def first_failing(claim: Claim, card: Card, rows: Rows, taken: Taken, ratio: flo
         or _health_refuses(claim.spec, card)
         or _wish_refuses(card, rows)
         or _kind_refuses(claim.spec, card)
+        or _passthrough_refuses(claim, card, taken.of(card.id))
         or _capacity_refuses(claim.spec, card, taken.of(card.id), ratio)
     )
 
@@ -154,9 +179,12 @@ def score(claim: Claim, card: Card, taken: Taken, ratio: float, weights: Weights
 
 def binding_spec_differs(binding: Binding, spec: ClaimSpec) -> bool:
     """Was the claim changed since this binding was made (a domain started anew with other metadata)?"""
+    if binding.mode not in modes(spec):
+        return True
+    if binding.mode is Mode.PASSTHROUGH:
+        return False  # a whole card, whatever the words
     return binding != replace(
         binding,
-        mode=spec.mode,
         memory_mib=spec.memory_mib,
         memory_limit_mib=spec.memory_limit_mib,
         compute_percent=spec.compute_percent,
@@ -208,9 +236,24 @@ def _kind_refuses(spec: ClaimSpec, card: Card) -> str:
     return ""
 
 
+def _passthrough_refuses(claim: Claim, card: Card, use: Use) -> str:
+    """A whole card, on the domain's own host, already with the driver that hands it out."""
+    if claim.spec.mode is not Mode.PASSTHROUGH:
+        return ""
+    if card.host != claim.host:
+        return f"on host {card.host}, the domain is on {claim.host}: only a card of its own host can be passed through"
+    if card.driver != VFIO:
+        return f"still on driver {card.driver or 'none'}, not on {VFIO}"
+    if use.bindings:
+        return "passed through to another domain"
+    return ""
+
+
 def _capacity_refuses(spec: ClaimSpec, card: Card, use: Use, ratio: float) -> str:
     if use.modes - {spec.mode}:
         return "still held in the other mode"
+    if spec.mode is Mode.PASSTHROUGH:
+        return ""
     total = capacity_mib(card, ratio)
     if spec.memory_mib > total - use.memory_mib:
         return f"{max(0, total - use.memory_mib)} of {total} MiB free, the claim asks for {spec.memory_mib}"

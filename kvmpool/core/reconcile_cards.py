@@ -1,5 +1,6 @@
 """Decides what the host of the cards does: its binding rows and what runs, in; steps out. Run on every host with cards.
 
+    row of a passthrough card          ready once the card is seen on vfio-pci; its domain does the rest (core/plug.py)
     row PREPARING, no serving worker   start it; after several failures report the binding broken
     row PREPARING, worker serving      report ready
     row READY, no worker               report broken; not where its claim is withdrawn: the worker left with its relay
@@ -45,6 +46,8 @@ from kvmpool.core.model import (
     WorkerSeen,
     slot_name,
 )
+from kvmpool.core.place import VFIO
+from kvmpool.core.plug import worker_of
 from kvmpool.core.reconcile_modes import ModesView, SwitchFault, answer, reconcile_modes
 
 WorkerKey = tuple[ClaimKey, Generation]
@@ -200,6 +203,9 @@ def _health_words(health: Health) -> str:
 def _bindings(view: CardsView, seen: tuple[WorkerSeen, ...]) -> Iterator[CardStep]:
     workers = {(worker.claim, worker.generation): worker for worker in seen}
     for binding in sorted(view.bindings, key=lambda binding: (binding.claim, binding.generation)):
+        if binding.mode is Mode.PASSTHROUGH:
+            yield from _passthrough(view, binding)
+            continue
         worker = workers.get((binding.claim, binding.generation))
         match binding.phase:
             case Phase.PREPARING:
@@ -227,6 +233,13 @@ def _preparing(view: CardsView, binding: Binding, worker: WorkerSeen | None) -> 
     health = view.health.get(binding.card)
     if health is None or health.verdict not in OUT_OF_SERVICE:  # else the leader moves it as soon as it reads the card
         yield StartWorker(binding)
+
+
+def _passthrough(view: CardsView, binding: Binding) -> Iterator[CardStep]:
+    """A card that is handed out whole has no worker: that it is where the domain's QEMU can take it is all."""
+    card = next((card for card in view.cards or () if card.id == binding.card), None)
+    if binding.phase is Phase.PREPARING and card is not None and not card.fault and card.driver == VFIO:
+        yield ReportReady(binding, worker_of(card.address))
 
 
 def _orphans(view: CardsView, seen: tuple[WorkerSeen, ...]) -> Iterator[StopWorker]:

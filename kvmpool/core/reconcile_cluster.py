@@ -30,6 +30,7 @@ from kvmpool.core.model import (
     Decision,
     Generation,
     Lose,
+    Mode,
     OnFailure,
     Phase,
     Release,
@@ -213,6 +214,7 @@ def _serve(plan: _Plan, claim: Claim) -> None:
         plan.wait(claim, no_card(claim, choice), choice.refused)
         return
     plan.bound += 1
+    whole = choice.mode is Mode.PASSTHROUGH  # of a card that is passed through nothing is counted: nobody shares it
     spec = claim.spec
     binding = Binding(
         claim=claim.key,
@@ -221,11 +223,11 @@ def _serve(plan: _Plan, claim: Claim) -> None:
         domain_host=claim.host,
         card=choice.card.id,
         card_host=choice.card.host,
-        memory_mib=spec.memory_mib,
-        memory_limit_mib=spec.memory_limit_mib,
-        compute_percent=spec.compute_percent,
-        compute_limit_percent=spec.compute_limit_percent,
-        mode=spec.mode,
+        memory_mib=0 if whole else spec.memory_mib,
+        memory_limit_mib=0 if whole else spec.memory_limit_mib,
+        compute_percent=0 if whole else spec.compute_percent,
+        compute_limit_percent=0 if whole else spec.compute_limit_percent,
+        mode=choice.mode,
         reason=f"on {choice.card.label}" + (f", instead of #{before.generation}" if before else ""),
     )
     plan.taken = plan.taken.plus(binding)
@@ -245,7 +247,7 @@ def _unread(rows: Rows, claim: Claim, moved: dict[ClaimKey, Binding]) -> str:
 
 def no_card(claim: Claim, choice: place.Choice) -> str:
     """The line a person sees: what was asked, and what each card fails."""
-    asked = f"{claim.spec.memory_mib} MiB"
+    asked = f"{claim.spec.memory_mib} MiB" if claim.spec.mode is not Mode.PASSTHROUGH else "a passthrough claim"
     if claim.spec.compute_percent:
         asked += f" and {claim.spec.compute_percent} %"
     if not choice.refused:

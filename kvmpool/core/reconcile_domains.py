@@ -6,6 +6,7 @@
     claim rows                   their domain has a relay, at the endpoint it always had
     binding READY                the relay points at its worker; then the claim row says so
     no binding READY             the relay points nowhere: its old sessions end now, not when a hung card lets go
+    passthrough claim            its card is plugged into the running domain and out of it (core/plug.py)
     domain seen running          its relay ends with its QEMU from then on where no kvmpoold is left to close it
     relay without claim rows     closed, and what it left is removed with the withdrawn claims
 
@@ -30,22 +31,27 @@ from kvmpool.core.model import (
     Binding,
     BootId,
     Claim,
+    ClaimKey,
     CloseRelay,
     DomainSeen,
     DomainStep,
     DomainUuid,
     FollowDomain,
+    Generation,
     MarkStarted,
     Mode,
     OpenRelay,
     Phase,
     PointRelay,
+    PowerOn,
     RecordPointed,
     RelaySeen,
     UnpointRelay,
     Unread,
     Withdraw,
 )
+from kvmpool.core.place import modes
+from kvmpool.core.plug import PlugView, plug_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,9 @@ class DomainsView:
     unread: Unread = field(default_factory=Unread)
     living: frozenset[DomainUuid] = frozenset()  # runs whose process lives
     rows_since: Mapping[DomainUuid, float] = field(default_factory=dict)  # boottime when its attempt was first read so
+    plugged_at: Mapping[DomainUuid, float] = field(default_factory=dict)  # boottime when its last plug ended
+    attach_failures: Mapping[tuple[ClaimKey, Generation], tuple[int, str]] = field(default_factory=dict)
+    unplug_tries: Mapping[ClaimKey, int] = field(default_factory=dict)
 
 
 def reconcile_domains(view: DomainsView) -> tuple[DomainStep, ...]:
@@ -72,8 +81,10 @@ def reconcile_domains(view: DomainsView) -> tuple[DomainStep, ...]:
     for claim in sorted(view.claims, key=lambda claim: claim.key):
         claims.setdefault(claim.key.domain, []).append(claim)
     steps: list[DomainStep] = []
-    for domain in sorted((attempts.keys() | claims.keys() | relays.keys()) - view.unread.domains):
+    plugged = {binding.claim.domain for binding in view.bindings if binding.mode is Mode.PASSTHROUGH}
+    for domain in sorted((attempts.keys() | claims.keys() | relays.keys() | plugged) - view.unread.domains):
         steps += _domain(view, domain, claims.get(domain, []), attempts.get(domain), relays.get(domain))
+        steps += plug_steps(_plug_view(view, domain, claims.get(domain, [])))
     return tuple(steps)
 
 
@@ -93,6 +104,9 @@ def _domain(
     if running and attempt is not None and not attempt.started:
         yield MarkStarted(attempt)
     reason = "" if running else _withdrawn(view, domain, bool(claims), attempt)
+    if reason and attempt is not None and attempt.restart and seen is not None and attempt.boot_id == view.boot_id:
+        yield PowerOn(domain, attempt.domain_name, "it was powered off to get rid of a card")
+        return
     if reason:
         name = attempt.domain_name if attempt is not None else claims[0].domain_name
         yield Withdraw(domain, name, tuple(claim.key for claim in claims), reason)
@@ -101,13 +115,26 @@ def _domain(
         return
     if view.relays is None:
         return
-    served = [claim for claim in claims if claim.spec.mode is Mode.VGPU]
+    served = [claim for claim in claims if Mode.VGPU in modes(claim.spec)]
     if served:
         yield from _relay(view, domain, served, relay, attempt.shared_mib if attempt is not None else 0)
         if relay is not None and seen is not None and running and seen.pid not in (0, relay.follows):
             yield FollowDomain(domain, seen.pid)
     elif relay is not None:
         yield CloseRelay(domain, "no claim of its domain is left")
+
+
+def _plug_view(view: DomainsView, domain: DomainUuid, claims: list[Claim]) -> PlugView:
+    bindings = [b for b in view.bindings if b.claim.domain == domain and b.mode is Mode.PASSTHROUGH]
+    since = max(view.plugged_at.get(domain, 0.0), view.rows_since.get(domain, 0.0))
+    return PlugView(
+        claims=tuple(claims),
+        bindings=tuple(bindings),
+        seen=next((seen for seen in view.domains or () if seen.uuid == domain), None),
+        fresh=view.domains is not None and view.domains_at > since,
+        failures=view.attach_failures,
+        tries=view.unplug_tries,
+    )
 
 
 def _withdrawn(view: DomainsView, domain: DomainUuid, has_claims: bool, attempt: Attempt | None) -> str:
@@ -142,7 +169,8 @@ def _relay(
 
 
 def _point(view: DomainsView, claim: Claim, relay: RelaySeen) -> Iterator[DomainStep]:
-    mine = [binding for binding in view.bindings if binding.claim == claim.key]
+    of_claim = [binding for binding in view.bindings if binding.claim == claim.key]
+    mine = [binding for binding in of_claim if binding.mode is Mode.VGPU]
     ready = _newest(binding for binding in mine if binding.phase is Phase.READY)
     points = relay.points.get(claim.key.name)
     if ready is not None:
@@ -152,6 +180,8 @@ def _point(view: DomainsView, claim: Claim, relay: RelaySeen) -> Iterator[Domain
     elif points is not None:
         yield UnpointRelay(claim.key.domain, claim.key.name, _why_unserved(mine))
         points = None
+    if claim.pointed is not None and any(b.generation == claim.pointed for b in of_claim if b not in mine):
+        points = claim.pointed  # a card's that is passed through: core/plug.py says when that ends
     if (claim.pointed, claim.endpoint) != (points, relay.endpoint):
         yield RecordPointed(claim.key, points, relay.endpoint)
 

@@ -267,6 +267,7 @@ class Attempt:
     started: bool = False
     holder: Process | None = None
     shared_mib: int = 0  # of the domain's device of shared memory; 0: it has none
+    restart: bool = False  # it is powered off to get rid of a card (on_unplug="cold"), and is to be started again
 
 
 @dataclass(frozen=True, slots=True)

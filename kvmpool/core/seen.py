@@ -21,6 +21,14 @@ from kvmpool.core.rows import (
 
 
 @dataclass(frozen=True, slots=True)
+class HostdevSeen:
+    """A PCI device of the host in a running domain. `alias` is ours (core/plug.py: alias_of) or ""."""
+
+    address: str  # on the host, "0000:41:00.0"
+    alias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DomainSeen:
     """A libvirt domain at one look. `claims` come from its metadata; `claims_error` says why they cannot be read."""
 
@@ -32,6 +40,7 @@ class DomainSeen:
     state: str = ""  # libvirt's word, for people
     pid: int = 0  # of its QEMU, of a running domain with claims; 0: not known
     cid: int = 0  # the vsock address of its QEMU now, of a domain with claims; 0: none
+    hostdevs: tuple[HostdevSeen, ...] = ()  # that it has now, running
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from kvmpool.core.rows import (
     DomainUuid,
     Generation,
     Mode,
+    OnUnplug,
 )
 
 # --- decisions of the leader ------------------------------------------------------------------------------------------
@@ -188,6 +189,46 @@ class CloseRelay:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachDevice:
+    """Plug a binding's card into its running domain, at the guest address that its claim always has."""
+
+    domain: DomainUuid
+    binding: Binding
+    address: str  # on the host
+
+
+@dataclass(frozen=True, slots=True)
+class DetachDevice:
+    """Ask the guest to give a card back, and wait for libvirt's proof that it is gone."""
+
+    domain: DomainUuid
+    domain_name: str
+    alias: str
+    address: str  # on the host
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForceUnplug:
+    """The guest did not give the card back in as many tries as it has: what its claim's `on_unplug` says."""
+
+    domain: DomainUuid
+    domain_name: str
+    alias: str
+    how: OnUnplug
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOn:
+    """Start a domain again that was powered off to get rid of a card. Its `prepare` replaces the attempt."""
+
+    domain: DomainUuid
+    domain_name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Withdraw:
     """Delete the claim rows and the attempt row of a domain."""
 
@@ -204,4 +245,6 @@ class MarkStarted:
     attempt: Attempt
 
 
-DomainStep = OpenRelay | PointRelay | UnpointRelay | FollowDomain | RecordPointed | CloseRelay | Withdraw | MarkStarted
+PlugStep = AttachDevice | DetachDevice | ForceUnplug | RecordPointed | ReportBroken | Forget
+RelayStep = OpenRelay | PointRelay | UnpointRelay | FollowDomain | CloseRelay
+DomainStep = RelayStep | PlugStep | PowerOn | Withdraw | MarkStarted

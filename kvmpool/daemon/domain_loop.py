@@ -16,22 +16,29 @@ from kvmpool.core.model import (
     DomainSeen,
     DomainStep,
     DomainUuid,
+    Forget,
     HostName,
     MarkStarted,
+    PowerOn,
     RecordPointed,
     RelaySeen,
+    ReportBroken,
 )
 from kvmpool.core.reconcile_domains import DomainsView, next_deadline, reconcile_domains
 from kvmpool.daemon.ledger import Ledger, Page
 from kvmpool.daemon.perform import Checkpoint, DomainHands, no_checkpoint
+from kvmpool.daemon.plugging import Plugging
 from kvmpool.daemon.turns import Errands, Loop
 from kvmpool.errors import Conflict, KvmpoolError
-from kvmpool.ports import Clock, Hypervisor, Processes, Relays, Store
+from kvmpool.ports import Clock, Hypervisor, Plugs, Processes, Relays, Store
 
 log = logging.getLogger(__name__)
 
 _IDLE_S = 5.0
 _RETRY_S = 0.5  # after a step of a domain failed: its relay was away
+
+
+_Errand = tuple[bool, DomainUuid]  # (it starts the domain, which)
 
 
 class DomainLoop(Loop):
@@ -50,6 +57,7 @@ class DomainLoop(Loop):
         hypervisor: Hypervisor,
         relays: Relays,
         *,
+        plugs: Plugs | None = None,
         processes: Processes | None = None,
         list_interval_s: float = 2.0,
         checkpoint: Checkpoint = no_checkpoint,
@@ -62,15 +70,16 @@ class DomainLoop(Loop):
         self._processes = processes
         self._interval_s = list_interval_s
         self._ledger = Ledger(store, clock, host)
-        self._hands = DomainHands(self._ledger, relays, checkpoint)
+        self._hands = DomainHands(self._ledger, relays, plugs, checkpoint)
+        self._plugs = Plugging()
         self._errands = Errands(self.wake.ring)
         self._domains: tuple[DomainSeen, ...] | None = None
         self._domains_at = 0.0  # when the list now held was asked for
         self._asked_at: float | None = None  # when a list was last asked for
         self._ask_again = True
         self._since: dict[DomainUuid, tuple[int, float]] = {}  # revision of its attempt, when first read so
-        self._retry_at: dict[DomainUuid, float] = {}
-        self._faults: dict[DomainUuid, str] = {}  # what was told of each, once
+        self._retry_at: dict[_Errand, float] = {}
+        self._faults: dict[_Errand, str] = {}  # what was told of each, once
         self._deadline: float | None = None  # of the next open attempt
         self._relays_fault = ""
 
@@ -93,11 +102,11 @@ class DomainLoop(Loop):
         ended = await self._errands.settle()
         view = await self._view(page)
         self._deadline = next_deadline(view)
-        plans = _by_domain(reconcile_domains(view))
-        self._retry_at = {domain: at for domain, at in self._retry_at.items() if domain in plans}
-        for domain, steps in plans.items():
-            if domain not in self._errands and self.clock.now() >= self._retry_at.get(domain, 0.0):
-                self._errands.run(domain, partial(self._perform, page, domain, steps))
+        plans = _by_errand(reconcile_domains(view))
+        self._retry_at = {key: at for key, at in self._retry_at.items() if key in plans}
+        for key, steps in plans.items():
+            if key not in self._errands and self.clock.now() >= self._retry_at.get(key, 0.0):
+                self._errands.run(key, partial(self._perform, page, key, steps))
         return await self._errands.settle() or ended
 
     def pause_s(self) -> float:
@@ -153,6 +162,9 @@ class DomainLoop(Loop):
             domains_at=self._domains_at,
             relays=await self._list_relays(),
             unread=rows.unread,
+            plugged_at=self._plugs.at,
+            attach_failures=self._plugs.failures,
+            unplug_tries=self._plugs.tries,
             rows_since=self._rows_since(
                 page, {row.domain for row in attempts} | {claim.key.domain for claim in claims}
             ),
@@ -188,27 +200,33 @@ class DomainLoop(Loop):
         self._since = {domain: since for domain, since in self._since.items() if domain in domains}
         return {domain: at for domain, (_, at) in self._since.items()}
 
-    async def _perform(self, page: Page, domain: DomainUuid, steps: Sequence[DomainStep]) -> None:
-        """One domain's steps, in order, up to the first that fails."""
+    async def _perform(self, page: Page, key: _Errand, steps: Sequence[DomainStep]) -> None:
+        """One domain's steps, in order, up to the first that fails. What follows a plug is decided after a new look."""
         try:
             for step in steps:
                 await self._hands.perform(page, step)
+                if self._plugs.ended(step, self.clock.now()):
+                    self.refresh()
+                    break
         except Conflict:
             return
         except KvmpoolError as error:
-            self._retry_at[domain] = self.clock.now() + _RETRY_S
-            if self._faults.get(domain) != str(error):
-                log.warning("%s: %s: %s; trying again", domain, type(step).__name__, error)
-            self._faults[domain] = str(error)
+            pause_s = self._plugs.failed(step, str(error), self.clock.now()) or _RETRY_S
+            self._ask_again = True  # a plug that was cut off may have been done all the same
+            self._retry_at[key] = self.clock.now() + pause_s
+            if self._faults.get(key) != str(error):
+                log.warning("%s: %s: %s; trying again", key[1], type(step).__name__, error)
+            self._faults[key] = str(error)
             return
-        self._retry_at.pop(domain, None)
-        self._faults.pop(domain, None)
+        self._retry_at.pop(key, None)
+        self._faults.pop(key, None)
 
 
-def _by_domain(steps: Sequence[DomainStep]) -> dict[DomainUuid, list[DomainStep]]:
-    found: dict[DomainUuid, list[DomainStep]] = {}
+def _by_errand(steps: Sequence[DomainStep]) -> dict[_Errand, list[DomainStep]]:
+    """A domain's steps are one errand; its start is another, for its hook waits for us to take the first."""
+    found: dict[_Errand, list[DomainStep]] = {}
     for step in steps:
-        found.setdefault(_domain_of(step), []).append(step)
+        found.setdefault((isinstance(step, PowerOn), _domain_of(step)), []).append(step)
     return found
 
 
@@ -218,5 +236,7 @@ def _domain_of(step: DomainStep) -> DomainUuid:
             return claim.domain
         case MarkStarted(attempt=attempt):
             return attempt.domain
+        case ReportBroken(binding=binding) | Forget(binding=binding):
+            return binding.claim.domain
         case _:
             return step.domain

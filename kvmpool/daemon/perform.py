@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from kvmpool.core import breaker
 from kvmpool.core.model import (
+    AttachDevice,
     Bind,
     Binding,
     Breaker,
@@ -20,18 +21,24 @@ from kvmpool.core.model import (
     ClaimKey,
     CloseRelay,
     Decision,
+    DetachDevice,
     DomainStep,
     FollowDomain,
+    ForceUnplug,
     Forget,
+    Generation,
     Host,
     Lose,
     MarkStarted,
+    OnUnplug,
     OpenRelay,
     Phase,
     PointRelay,
+    PowerOn,
     PublishCard,
     RecordMode,
     RecordPointed,
+    RelayStep,
     Release,
     ReportBroken,
     ReportReady,
@@ -44,9 +51,10 @@ from kvmpool.core.model import (
     Wait,
     Withdraw,
 )
+from kvmpool.core.plug import address_of, alias_of
 from kvmpool.daemon.ledger import Change, Ledger, Page, log
-from kvmpool.errors import Refused
-from kvmpool.ports import Clock, Modes, Relays, Workers
+from kvmpool.errors import Refused, Unreachable
+from kvmpool.ports import Clock, Modes, Plugs, Relays, Workers
 from kvmpool.store import codec
 
 Checkpoint = Callable[[str], None]
@@ -55,6 +63,7 @@ _EFFECTS = (
     *("bind", "release", "rebind", "lose", "trip-breaker", "forget-events"),
     *("publish-host", "publish-card", "start-worker", "stop-worker", "report-ready", "report-broken", "forget"),
     *("record-mode", "switch-mode"),
+    *("attach-device", "detach-device", "tell-force-unplug", "force-unplug", "power-on"),
     *("open-relay", "point-relay", "unpoint-relay", "follow-domain", "close-relay"),
     *("record-pointed", "withdraw", "mark-started"),
 )
@@ -76,6 +85,16 @@ class _Hands:
         self._checkpoint(f"before-{effect}")
         await self.ledger.commit(page, change)
         self._checkpoint(f"after-{effect}")
+
+    async def report_broken(self, page: Page, step: ReportBroken) -> None:
+        broken = replace(step.binding, phase=Phase.BROKEN, reason=step.reason)
+        event = self.ledger.event(broken.label, "broken", step.reason)
+        await self._commit("report-broken", page, Change(puts=[broken], events=[event]))
+
+    async def forget(self, page: Page, step: Forget) -> None:
+        key = codec.key_of(step.binding)
+        event = self.ledger.event(step.binding.label, "freed", step.reason)
+        await self._commit("forget", page, Change(deletes=[key], events=[event]))
 
 
 class ClusterHands(_Hands):
@@ -221,23 +240,16 @@ class CardHands(_Hands):
         event = self.ledger.event(ready.label, "ready", ready.reason)
         await self._commit("report-ready", page, Change(puts=[ready], events=[event]))
 
-    async def report_broken(self, page: Page, step: ReportBroken) -> None:
-        broken = replace(step.binding, phase=Phase.BROKEN, reason=step.reason)
-        event = self.ledger.event(broken.label, "broken", step.reason)
-        await self._commit("report-broken", page, Change(puts=[broken], events=[event]))
-
-    async def forget(self, page: Page, step: Forget) -> None:
-        key = codec.key_of(step.binding)
-        event = self.ledger.event(step.binding.label, "freed", step.reason)
-        await self._commit("forget", page, Change(deletes=[key], events=[event]))
-
 
 class DomainHands(_Hands):
-    """The steps of the host of the domains."""
+    """The steps of the host of the domains. Without `plugs` no card is passed through: such a step is Unreachable."""
 
-    def __init__(self, ledger: Ledger, relays: Relays, checkpoint: Checkpoint = no_checkpoint) -> None:
+    def __init__(
+        self, ledger: Ledger, relays: Relays, plugs: Plugs | None = None, checkpoint: Checkpoint = no_checkpoint
+    ) -> None:
         super().__init__(ledger, checkpoint)
         self._relays = relays
+        self._plugs = plugs
 
     async def perform(self, page: Page, step: DomainStep) -> None:
         """One step. Raises Conflict where somebody wrote first, Unreachable where relay or store do not answer."""
@@ -250,10 +262,48 @@ class DomainHands(_Hands):
                 await self._withdraw(page, step)
             case RecordPointed(claim=key):
                 await self._record(page, key, step)
+            case ReportBroken():
+                await self.report_broken(page, step)
+            case Forget():
+                await self.forget(page, step)
+            case AttachDevice() | DetachDevice() | ForceUnplug():
+                await self._plug(page, step)
+            case PowerOn():
+                await self._power_on(step)
             case _:
                 await self._relay(step)
 
-    async def _relay(self, step: OpenRelay | PointRelay | UnpointRelay | FollowDomain | CloseRelay) -> None:
+    async def _power_on(self, step: PowerOn) -> None:
+        if self._plugs is not None:
+            self._checkpoint("before-power-on")
+            await self._plugs.power_on(step.domain)
+            log.info("%s: started again (%s)", step.domain_name, step.reason)
+            self._checkpoint("after-power-on")
+
+    async def _plug(self, page: Page, step: AttachDevice | DetachDevice | ForceUnplug) -> None:
+        if self._plugs is None:
+            raise Unreachable("no hypervisor here plugs cards")
+        match step:
+            case AttachDevice(binding=binding):
+                self._checkpoint("before-attach-device")
+                await self._plugs.attach(step.domain, alias_of(binding.claim.name), step.address)
+                log.info("%s: card %s is attached", binding.label, step.address)
+                self._checkpoint("after-attach-device")
+            case DetachDevice():
+                self._checkpoint("before-detach-device")
+                await self._plugs.detach(step.domain, step.alias)
+                log.info("%s: card %s has left (%s)", step.domain_name, step.address, step.reason)
+                self._checkpoint("after-detach-device")
+            case ForceUnplug(how=how):
+                attempt = page.rows.attempts.get(step.domain)
+                told = self.ledger.event(step.domain_name, "forced", f'{step.reason}: on_unplug="{how.value}"')
+                cold = [replace(attempt, restart=True)] if attempt is not None and how is OnUnplug.COLD else []
+                await self._commit("tell-force-unplug", page, Change(puts=[*cold], events=[told]))
+                self._checkpoint("before-force-unplug")
+                await (self._plugs.reset if how is OnUnplug.RESET else self._plugs.power_off)(step.domain)
+                self._checkpoint("after-force-unplug")
+
+    async def _relay(self, step: RelayStep) -> None:
         match step:
             case OpenRelay():
                 self._checkpoint("before-open-relay")
@@ -293,8 +343,15 @@ class DomainHands(_Hands):
         change = Change(puts=[replace(claim, pointed=step.pointed, endpoint=step.endpoint, served=served)])
         if step.pointed is not None:
             subject = f"{claim.label}#{step.pointed}"
-            change.events.append(self.ledger.event(subject, "served", f"its relay points there ({step.endpoint})"))
+            change.events.append(self.ledger.event(subject, "served", _served(page, step)))
         elif claim.pointed is not None:
             subject = f"{claim.label}#{claim.pointed}"
-            change.events.append(self.ledger.event(subject, "unserved", "its relay points nowhere"))
+            change.events.append(self.ledger.event(subject, "unserved", "nothing serves it now"))
         await self._commit("record-pointed", page, change)
+
+
+def _served(page: Page, step: RecordPointed) -> str:
+    """By what: a worker behind the relay, or a card in the domain."""
+    binding = page.rows.bindings.get((step.claim, Generation(step.pointed or 0)))
+    address = address_of(binding) if binding is not None else ""
+    return f"card {address} is in its domain" if address else f"its relay points there ({step.endpoint})"

@@ -1,8 +1,8 @@
 """libvirt as one host sees it: its domains, a word when something may have changed, edits of claims, starts and stops.
 
-Implements ports.Hypervisor, and what the API needs to edit claims and to provision domains. Four connections: events,
-reads, edits, starts, so that a start (its hook waits for a card) delays no edit, a long edit no look and no look an
-event. A list of domains takes as long as a hook holds a domain's lock.
+Implements ports.Hypervisor and ports.Plugs, and what the API needs to edit claims and to provision domains. A
+connection each for events, reads, edits, starts and plugs, so that a start (its hook waits for a card) or a plug delays
+no edit, a long edit no look and no look an event. A list of domains takes as long as a hook holds a domain's lock.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import libvirt
 
-from kvmpool.core.model import ClaimSpec, DomainSeen
-from kvmpool.errors import DeadlinePassed, Unreachable
-from kvmpool.virt import edit, listing, provision
+from kvmpool.core.model import ClaimSpec, DomainSeen, DomainUuid
+from kvmpool.errors import DeadlinePassed, Refused, Unreachable
+from kvmpool.virt import edit, listing, plugs, provision
 from kvmpool.virt.link import PAUSE_FIRST_S, PAUSE_MAX_S, Link
 from kvmpool.virt.originals import Originals
 from kvmpool.virt.plan import DomainPlan
@@ -29,6 +29,7 @@ GUESTS = "/run/kvmpool/guests"
 READ_DEADLINE_S = 15.0  # longer than a hook's deadline: libvirt lists no domain while a hook holds its lock
 EDIT_DEADLINE_S = 15.0
 START_DEADLINE_S = 120.0  # QEMU's own start: it allocates and pins the guest's memory
+PLUG_DEADLINE_S = 60.0  # vfio pins the guest's memory and resets the card: seconds, more with large BARs
 STOP_LOOK_S = 0.3  # how often a domain that was asked to power off is looked at
 OPEN_DEADLINE_S = 10.0
 ALIVE_S = 5.0  # how often the events' connection is looked at: a close callback may be missed
@@ -60,7 +61,9 @@ class Libvirt:
         self._reads = Link(uri, "reads")
         self._edits = Link(uri, "edits")
         self._starts = Link(uri, "starts")
-        self._feed = _Feed(uri)
+        self._plugs = Link(uri, "plugs")
+        self._waiters = plugs.Waiters()
+        self._feed = _Feed(uri, self._waiters.register)
 
     async def domains(self) -> tuple[DomainSeen, ...]:
         return await self._reads.call(listing.domains, READ_DEADLINE_S)
@@ -102,17 +105,50 @@ class Libvirt:
                 raise DeadlinePassed(f"{why}. Next: kvmpool domain stop {domain} --force")
             await asyncio.sleep(STOP_LOOK_S)
 
+    # --- ports.Plugs ---
+
+    async def attach(self, domain: DomainUuid, alias: str, address: str) -> None:
+        await self._plugs.call(lambda conn: plugs.attach(conn, domain, alias, address), PLUG_DEADLINE_S)
+
+    async def detach(self, domain: DomainUuid, alias: str) -> None:
+        left = self._waiters.expect((domain, alias))
+        try:
+            if not await self._plugs.call(lambda conn: plugs.ask_back(conn, domain, alias), PLUG_DEADLINE_S):
+                return
+            try:
+                async with asyncio.timeout(plugs.ANSWER_S):
+                    refusal = await left
+            except TimeoutError:  # an event may be missed, the domain's XML is not
+                if await self._plugs.call(lambda conn: plugs.has(conn, domain, alias), PLUG_DEADLINE_S):
+                    raise plugs.unanswered(domain, alias) from None
+                return
+            if refusal:
+                raise Refused(f"domain {domain}: {alias} was not given back: {refusal}")
+        finally:
+            self._waiters.forget((domain, alias))
+
+    async def reset(self, domain: DomainUuid) -> None:
+        await self._plugs.call(plugs.on_domain(lambda found: found.reset(0), domain), PLUG_DEADLINE_S)
+
+    async def power_off(self, domain: DomainUuid) -> None:
+        await self._plugs.call(plugs.on_domain(lambda found: found.destroy(), domain), PLUG_DEADLINE_S)
+
+    async def power_on(self, domain: DomainUuid) -> None:
+        await self._starts.call(plugs.on_domain(lambda found: found.create(), domain), START_DEADLINE_S)
+
     async def close(self) -> None:
         await self._feed.close()
-        for link in (self._reads, self._edits, self._starts):
+        for link in (self._reads, self._edits, self._starts, self._plugs):
             await link.close()
 
 
 class _Feed:
     """Keeps one connection open, registers for events on each new one, and hands on a word for each."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, also: Callable[[libvirt.virConnect], None]) -> None:
+        """`also` registers for events of its own on each new connection."""
         self._uri = uri
+        self._also = also
         self._link = Link(uri, "events", self._register, self._lost)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: set[asyncio.Queue[str | None]] = set()
@@ -173,6 +209,7 @@ class _Feed:
         life, metadata = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE
         connection.domainEventRegisterAny(None, life, self._on_lifecycle, None)
         connection.domainEventRegisterAny(None, metadata, self._on_metadata, None)
+        self._also(connection)
 
     def _on_lifecycle(self, _: object, domain: libvirt.virDomain, event: int, detail: int, opaque: object) -> None:
         self._from_thread(self._say, f"{domain.name()} {_LIFECYCLE.get(event, 'changed')}")

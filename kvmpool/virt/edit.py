@@ -12,7 +12,8 @@ from functools import lru_cache
 import libvirt
 from lxml import etree
 
-from kvmpool.core.model import ClaimSpec
+from kvmpool.core.model import ClaimSpec, Mode
+from kvmpool.core.place import modes
 from kvmpool.errors import NotFound, Refused
 from kvmpool.native import data
 from kvmpool.virt.claim_attributes import refusal, spec_of
@@ -60,7 +61,7 @@ def add_claim(
     asked = spec_of(name, attributes)
     _check_schema(name, element)
     keep(domain.UUIDString(), before)
-    _write(connection, domain, before, element, fw_cfg_entries(f"{guests}/{domain.UUIDString()}"), shared)
+    _write(connection, domain, before, element, _entries(before, element, f"{guests}/{domain.UUIDString()}"), shared)
     if asked not in claims_of(domain.XMLDesc(_DEFINITION)).claims:
         connection.defineXML(before)
         raise Refused(f"domain {name}: libvirt did not keep claim {asked.name} as written. Next: virsh dumpxml {name}")
@@ -75,8 +76,14 @@ def remove_claim(connection: libvirt.virConnect, name: str, claim: str, guests: 
     domain = _find(connection, name)
     before = domain.XMLDesc(_DEFINITION)
     element = without_claim(before, claim)
-    entries = fw_cfg_entries(f"{guests}/{domain.UUIDString()}") if element else {}
+    entries = _entries(before, element, f"{guests}/{domain.UUIDString()}")
     _write(connection, domain, before, element, entries, None if element else 0)
+
+
+def _entries(before: str, element: str | None, folder: str) -> dict[str, str]:
+    """For a domain that may get a vGPU: of others kvmpoold writes no files, and without them QEMU does not start."""
+    claims = claims_of(with_metadata(before, element)).claims
+    return fw_cfg_entries(folder) if any(Mode.VGPU in modes(claim) for claim in claims) else {}
 
 
 def _find(connection: libvirt.virConnect, name: str) -> libvirt.virDomain:

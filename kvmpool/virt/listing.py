@@ -8,6 +8,7 @@ import libvirt
 
 from kvmpool.core.model import ClaimSpec, DomainSeen, DomainUuid
 from kvmpool.errors import ClaimInvalid
+from kvmpool.virt.device_xml import hostdevs_of
 from kvmpool.virt.domain_xml import cid_of, claims_of
 
 _MARK = "urn:kvmpool:"  # what a domain of ours has in its XML, and hardly any other
@@ -57,6 +58,7 @@ def _domain(domain: libvirt.virDomain, state: int) -> DomainSeen:
         state=_STATES.get(state, f"state {state}"),
         pid=qemu_pid(name, uuid) if running and _MARK in xml else 0,
         cid=cid,
+        hostdevs=hostdevs_of(xml) if running and "<hostdev" in xml else (),
     )
 
 

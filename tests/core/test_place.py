@@ -142,8 +142,6 @@ def test_each_refused_card_is_named_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        (spec(mode=Mode.PASSTHROUGH), 'mode="passthrough"'),
-        (spec(mode=Mode.ANY), 'mode="any"'),
         (spec(count=2), 'count="2"'),
         (spec(hold=Hold.PROCESS), 'hold="process"'),
         (spec(on_failure=OnFailure.REPLAY), 'on_failure="replay"'),
@@ -197,3 +195,46 @@ def test_a_chosen_card_always_has_the_room_and_the_health(
         allowed = {Verdict.HEALTHY, Verdict.PROBATION} if preemptible else {Verdict.HEALTHY}
         assert choice.card.health.verdict in allowed
         assert choice.card.health.boot_id == BOOT
+
+
+# --- passthrough ------------------------------------------------------------------------------------------------------
+
+WHOLE = spec(mode=Mode.PASSTHROUGH, memory_mib=0, memory_limit_mib=0)
+EITHER = spec(mode=Mode.ANY, order=(Mode.PASSTHROUGH, Mode.VGPU))
+PASSED = replace(card(), mode=Mode.PASSTHROUGH, driver="vfio-pci")
+
+
+def test_a_card_on_vfio_pci_on_the_domains_host_is_passed_through() -> None:
+    assert sentence(PASSED, WHOLE) == ""
+
+
+def test_a_card_of_another_host_is_not_passed_through() -> None:
+    far = replace(PASSED, host=HostName("h1"))
+    there = rows([far], hosts=[HOST, replace(HOST, name=HostName("h1"))])
+    assert "only a card of its own host" in first_failing(claim(0, WHOLE), far, there, Taken(), 1.0)
+
+
+def test_a_card_that_is_not_on_vfio_pci_yet_is_not_passed_through() -> None:
+    assert sentence(replace(PASSED, driver=""), WHOLE) == "still on driver none, not on vfio-pci"
+
+
+def test_a_card_that_is_passed_through_is_never_shared() -> None:
+    used = Use(modes=frozenset({Mode.PASSTHROUGH}), bindings=1)
+    assert sentence(PASSED, WHOLE, used=used) == "passed through to another domain"
+    assert sentence(PASSED, spec(), used=used) == "in mode passthrough, the claim asks for vgpu"
+
+
+def test_any_takes_the_first_of_its_modes_for_which_a_card_fits() -> None:
+    shared = card(1)
+    both = choose_card(claim(0, EITHER), rows([PASSED, shared]), Taken(), 1.0)
+    assert (both.card, both.mode) == (PASSED, Mode.PASSTHROUGH)
+    fallback = choose_card(claim(0, EITHER), rows([shared]), Taken(), 1.0)
+    assert (fallback.card, fallback.mode) == (shared, Mode.VGPU)
+    none = choose_card(claim(0, EITHER), rows([replace(shared, mode=Mode.PASSTHROUGH)]), Taken(), 1.0)
+    assert none.card is None
+    assert [why.partition(":")[0] for _, why in none.refused] == ["as passthrough", "as vgpu"]
+
+
+def test_any_that_may_become_a_vgpu_must_say_how_much() -> None:
+    assert "needs memory" in (unsupported(replace(EITHER, memory_mib=0)) or "")
+    assert unsupported(replace(EITHER, order=(Mode.PASSTHROUGH,), memory_mib=0, memory_limit_mib=0)) is None

@@ -96,7 +96,7 @@ def test_a_pool_without_cards_says_so() -> None:
     assert "the pool has no cards" in the_wait(rows([], [claim()])).reason
 
 
-@pytest.mark.parametrize("asked", [spec(mode=Mode.PASSTHROUGH), spec(count=2), spec(hold=Hold.PROCESS)])
+@pytest.mark.parametrize("asked", [spec(count=2), spec(hold=Hold.PROCESS)])
 def test_a_claim_that_cannot_be_performed_yet_waits_with_that_reason(asked: object) -> None:
     assert "not supported yet" in the_wait(rows([C0], [claim(0, asked)])).reason  # type: ignore[arg-type]
 
