@@ -131,7 +131,7 @@ def _plug_view(view: DomainsView, domain: DomainUuid, claims: list[Claim]) -> Pl
         claims=tuple(claims),
         bindings=tuple(bindings),
         seen=next((seen for seen in view.domains or () if seen.uuid == domain), None),
-        fresh=view.domains is not None and view.domains_at > since,
+        fresh=view.domains is not None and view.domains_at >= since,
         failures=view.attach_failures,
         tries=view.unplug_tries,
     )

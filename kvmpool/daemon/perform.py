@@ -346,12 +346,21 @@ class DomainHands(_Hands):
             change.events.append(self.ledger.event(subject, "served", _served(page, step)))
         elif claim.pointed is not None:
             subject = f"{claim.label}#{claim.pointed}"
-            change.events.append(self.ledger.event(subject, "unserved", "nothing serves it now"))
+            change.events.append(self.ledger.event(subject, "unserved", _unserved(page, claim)))
         await self._commit("record-pointed", page, change)
+
+
+def _unserved(page: Page, claim: Claim) -> str:
+    return "its card is not in its domain" if _card_of(page, claim.key, claim.pointed) else "its relay points nowhere"
+
+
+def _card_of(page: Page, claim: ClaimKey, generation: Generation | None) -> str:
+    """The address of the card that a generation passes through; "" where it is no such."""
+    binding = page.rows.bindings.get((claim, generation)) if generation is not None else None
+    return address_of(binding) if binding is not None else ""
 
 
 def _served(page: Page, step: RecordPointed) -> str:
     """By what: a worker behind the relay, or a card in the domain."""
-    binding = page.rows.bindings.get((step.claim, Generation(step.pointed or 0)))
-    address = address_of(binding) if binding is not None else ""
+    address = _card_of(page, step.claim, step.pointed)
     return f"card {address} is in its domain" if address else f"its relay points there ({step.endpoint})"

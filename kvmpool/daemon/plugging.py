@@ -19,7 +19,7 @@ from kvmpool.core.model import (
 from kvmpool.core.plug import ALIAS, UNPLUG_LIMIT
 
 _AGAIN_S = 5.0  # a guest that is busy refuses a second request that comes sooner (QEMU: "power indicator blinking")
-_PATIENT_S = 60.0  # between requests to a guest that has not answered UNPLUG_LIMIT of them
+_PATIENT_S = 60.0  # between requests to a guest that has answered none of more than UNPLUG_LIMIT
 
 
 class Plugging:
@@ -62,7 +62,7 @@ class Plugging:
             case _:
                 return 0.0
         self.at[step.domain] = now
-        patient = isinstance(step, DetachDevice) and self.tries[_claim_of(step)] >= UNPLUG_LIMIT
+        patient = isinstance(step, DetachDevice) and self.tries[_claim_of(step)] > UNPLUG_LIMIT
         return _PATIENT_S if patient else _AGAIN_S
 
 

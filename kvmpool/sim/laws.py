@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvmpool.core.health import OUT_OF_SERVICE
-from kvmpool.core.model import Binding, ClaimKey, Generation, Phase, Rows, Verdict
+from kvmpool.core.model import Binding, ClaimKey, Generation, Mode, Phase, Rows, Verdict
 from kvmpool.core.phase import MOVES, OPEN
 from kvmpool.core.place import binding_spec_differs
+from kvmpool.core.plug import address_of, alias_of
 from kvmpool.ports import Guard, Put, Store
 from kvmpool.sim.gate import Gate
 from kvmpool.sim.world import Condition, SimHost, World
@@ -121,8 +122,12 @@ def _may_release(rows: Rows, binding: Binding) -> bool:
 
 def _died(world: World, binding: Binding) -> None:
     law(binding.phase in (Phase.RELEASING, Phase.LOST), f"{binding.label}: forgotten while {binding.phase.value}")
-    alive = (binding.claim, binding.generation) in world.hosts[binding.card_host].workers
+    host = world.hosts[binding.card_host]
+    alive = (binding.claim, binding.generation) in host.workers
     law(not alive, f"{binding.label}: forgotten while its worker holds its memory")
+    domain = host.domains.get(binding.claim.domain)
+    held = domain is not None and address_of(binding) in domain.devices.values()
+    law(not held, f"{binding.label}: forgotten while its card is in its domain")
 
 
 def check_world(world: World, rows: Rows) -> None:
@@ -135,6 +140,11 @@ def check_world(world: World, rows: Rows) -> None:
             held = sum(w.binding.memory_mib for w in host.workers.values() if w.binding.card == card.id and not w.stray)
             law(held <= card.memory_mib, f"{card.address}: workers hold {held} of {card.memory_mib} MiB")
         _one_generation(host)
+        inside = [address for domain in host.domains.values() for address in domain.devices.values()]
+        law(len(inside) == len(set(inside)), f"{host.name}: a card is in two domains: {inside}")
+        for address in inside:
+            card = next(card for card in host.cards.values() if card.address == address)
+            law(card.mode is Mode.PASSTHROUGH, f"{address}: in a domain, in mode {card.mode.value}")
 
 
 def _one_generation(host: SimHost) -> None:
@@ -152,6 +162,9 @@ def check_rest(world: World, rows: Rows) -> None:
         law({key.domain for key in rows.claims} <= running, "claims of domains that do not run are left")
         law(set(rows.attempts) <= running, "attempts of domains that do not run are left")
         law(set(host.relays) <= running, "relays of domains that do not run are left")
+        for uuid, domain in host.domains.items():
+            kept = {alias_of(key.name) for key in rows.claims if key.domain == uuid}
+            law(set(domain.devices) <= kept, f"{domain.name}: a card is left in it: {domain.devices}")
         for (claim, _), worker in host.workers.items():
             law(claim.domain in running and not worker.stray, f"worker {worker.binding.label} is left")
     for binding in rows.bindings.values():
@@ -166,6 +179,9 @@ def _served(world: World, rows: Rows, key: ClaimKey) -> bool:
     if len(ready) != 1 or rows.claims[key].pointed != ready[0].generation:
         return False
     host = world.hosts[rows.claims[key].host]
+    if ready[0].mode is Mode.PASSTHROUGH:
+        inside = host.domains[key.domain].devices.get(alias_of(key.name))
+        return inside == host.cards[ready[0].card].address and host.cards[ready[0].card].condition is Condition.FINE
     relay, worker = host.relays.get(key.domain), host.workers.get((key, ready[0].generation))
     points = relay is not None and relay.points.get(key.name) == (ready[0].generation, ready[0].worker)
     fine = host.cards[ready[0].card].condition is Condition.FINE

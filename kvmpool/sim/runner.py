@@ -26,6 +26,7 @@ from kvmpool.daemon.turns import Loop
 from kvmpool.errors import KvmpoolError, Unreachable
 from kvmpool.ports import Store
 from kvmpool.sim.gate import Gate
+from kvmpool.sim.hypervisor import SimHypervisor, SimPlugs
 from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
     SimCards,
@@ -33,7 +34,6 @@ from kvmpool.sim.world import (
     SimDomain,
     SimHealthSource,
     SimHost,
-    SimHypervisor,
     SimWorkers,
     World,
 )
@@ -123,9 +123,26 @@ class Simulation:
         at = self._checkpoint
         self.cluster = ClusterLoop(*where, self.settings, checkpoint=at)
         self.card = CardLoop(*where, cards, [source], workers, limits=self.limits, checkpoint=at)
-        self.domain = DomainLoop(*where, SimHypervisor(self.host), relays, checkpoint=at)
+        self.domain = DomainLoop(*where, SimHypervisor(self.host), relays, plugs=self._plugs(), checkpoint=at)
         ledger = Ledger(self._gate, self.clock, self.host.name)
         self.hooks = Hooks(self._gate, ledger, self.clock, self.settings, lambda _: self.domain.refresh())
+
+    def _plugs(self) -> SimPlugs:
+        return SimPlugs(self.world, self.host, self._power_on)
+
+    async def _power_on(self, name: str) -> str:
+        """`virsh start` by the daemon itself, while it turns."""
+        domain = self.domain_named(name)
+        try:
+            await self.hooks.call("prepare", HookCall(name, "begin", "-", domain.xml))
+        except KvmpoolError as error:
+            return str(error)
+        self._qemu(domain)
+        return ""
+
+    def _qemu(self, domain: SimDomain) -> None:
+        domain.running, domain.pid = True, self.world.next_qemu()
+        self.domain.refresh()
 
     async def kill(self) -> None:
         """kill -9: what it was doing stops where it is; nothing is undone."""
@@ -242,13 +259,12 @@ class Simulation:
         except KvmpoolError as error:
             return str(error)
         if qemu_starts:
-            domain.running, domain.pid = True, self.world.next_qemu()
-            self.domain.refresh()
+            self._qemu(domain)
         return ""
 
     def stop(self, name: str, *, told: bool = True) -> None:
         """The domain's QEMU is gone; `told`: libvirt's hooks and events reach a living daemon."""
-        self.domain_named(name).running = False
+        self.domain_named(name).stop()
         if told and self.alive:
             self.domain.refresh()
 

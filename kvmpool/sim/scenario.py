@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvmpool.core.health import Limits
-from kvmpool.core.model import Settings
+from kvmpool.core.model import Mode, Settings
 from kvmpool.errors import ConfigInvalid
 from kvmpool.ports import Store
 from kvmpool.sim.laws import Auditor, check_world
@@ -179,6 +179,16 @@ async def _card(sim: Simulation, words: list[str]) -> str:
     return ""
 
 
+async def _mode(sim: Simulation, words: list[str]) -> str:
+    sim.host.cards[sim.card_at(int(words[0]))].mode = Mode(words[1])
+    return ""
+
+
+async def _guest(sim: Simulation, words: list[str]) -> str:
+    sim.domain_named(words[0]).gives_back = {"answers": True, "silent": False}[words[1]]
+    return ""
+
+
 async def _wish(sim: Simulation, words: list[str]) -> str:
     card, word = sim.card_at(int(words[0])), words[1]
     if word == "restore":
@@ -257,6 +267,8 @@ _STEPS: dict[str, Act] = {
     "kill-at": _kill_at,
     "restart": _restart,
     "libvirt": _libvirt,
+    "mode": _mode,
+    "guest": _guest,
     "wait": _wait,
     "pause": _pause,
     "worker-dies": _worker_dies,

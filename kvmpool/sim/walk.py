@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from kvmpool.core.health import Limits
-from kvmpool.core.model import Binding, CardId, ClaimKey, Generation, GoneSignal, Phase, ProbeSignal
+from kvmpool.core.model import Binding, CardId, ClaimKey, Generation, GoneSignal, Mode, Phase, ProbeSignal
 from kvmpool.core.xid import CATALOGUE, XidClass
 from kvmpool.ports import Store
 from kvmpool.sim.laws import Auditor, Broken, check_rest, check_world, law
@@ -22,6 +22,9 @@ from kvmpool.store.faulty import Faults
 DOMAINS = 5
 PEACE_S = 200.0  # a suspicion takes 60 s to clear, a reset card's validation some seconds, its probation up to 60
 _LIMITS = Limits(probation_s=20.0, probation_cap_s=60.0)  # a day of probation would only make walks longer
+_VGPU = 'mode="vgpu" memory="{memory}"'
+_WHOLE = tuple(f'mode="passthrough" on_unplug="{how}"' for how in ("hot-only", "reset", "cold"))
+_MODES = (*_WHOLE, 'mode="any" order="passthrough vgpu" memory="{memory}" on_unplug="reset"')
 _APP = sorted(code for code, row in CATALOGUE.items() if row.kind is XidClass.APP)
 _FATAL = sorted(code for code, row in CATALOGUE.items() if row.kind in (XidClass.CARD_FATAL, XidClass.RESET_NEEDED))
 _DOUBTFUL = sorted(code for code, row in CATALOGUE.items() if row.kind is XidClass.CORROBORATE)
@@ -36,12 +39,15 @@ class Result:
     failure: str
 
 
-def walk(seed: int, steps: int = 60) -> Result:
-    """One walk. Never raises for a broken law: it is in the result, with the steps that led to it."""
+def walk(seed: int, steps: int = 60, *, passthrough: bool = False) -> Result:
+    """One walk. Never raises for a broken law: it is in the result, with the steps that led to it.
+
+    `passthrough`: all cards but the first are handed out whole, and all domains but the first ask for that.
+    """
     taken: list[str] = []
 
     async def play(world: World) -> None:
-        walker = _Walker(world, seed, taken)
+        walker = _Walker(world, seed, taken, passthrough)
         await walker.begin()
         for _ in range(steps):
             await walker.step()
@@ -55,8 +61,9 @@ def walk(seed: int, steps: int = 60) -> Result:
 
 
 class _Walker:
-    def __init__(self, world: World, seed: int, taken: list[str]) -> None:
+    def __init__(self, world: World, seed: int, taken: list[str], passthrough: bool) -> None:
         self._random = random.Random(seed)
+        self._passthrough = passthrough
         self._taken = taken
         self.world = world
         self.auditor: Auditor
@@ -65,7 +72,7 @@ class _Walker:
             self.auditor = Auditor(store, world)
             return self.auditor
 
-        cards = self._random.choice([1, 2, 3])
+        cards = self._random.choice([1, 2, 3]) + 2 * passthrough
         self.sim = Simulation(world, cards=cards, limits=_LIMITS, wrap=audit, seed=seed, order=self._random.shuffle)
         self._actions: list[tuple[int, Callable[[], Awaitable[str]]]] = [
             (14, self._start),
@@ -95,7 +102,11 @@ class _Walker:
         for n in range(DOMAINS):
             memory = self._random.choice([4096, 8192, 12288, 16384])
             extra = self._random.choice(["", "", ' compute="60"', ' priority="90"', ' on_failure="none"'])
-            self.sim.define(f"vm{n}", f'name="gpu0" mode="vgpu" memory="{memory}"{extra}')
+            mode = self._random.choice(_MODES) if self._passthrough and n else _VGPU
+            self.sim.define(f"vm{n}", f'name="gpu0" {mode.format(memory=memory)}{"" if mode in _WHOLE else extra}')
+            self.sim.domain_named(f"vm{n}").gives_back = not self._passthrough or self._random.random() < 0.7
+        for card in list(self.sim.host.cards.values())[1:]:
+            card.mode = Mode.PASSTHROUGH if self._passthrough else Mode.VGPU
         await self.sim.pass_time(8)
 
     async def step(self) -> None:
@@ -119,6 +130,8 @@ class _Walker:
         sim.host.libvirt_up = True
         for card in sim.host.cards.values():
             card.condition = Condition.FINE
+        for domain in sim.host.domains.values():
+            domain.gives_back = True
         sim.kill_at = lambda count, point: False
         if not sim.alive:
             sim.start()
@@ -129,7 +142,7 @@ class _Walker:
         for domain in sim.host.domains.values():
             unserved = [c for c in self.auditor.rows.claims.values() if c.key.domain == domain.uuid and not c.pointed]
             if domain.running and unserved:  # it lost its card and nobody had room, or it asked not to be rebound
-                domain.running = False
+                domain.stop()
         await sim.pass_time(20)
         self._check()
         check_rest(self.world, self.auditor.rows)
@@ -138,7 +151,7 @@ class _Walker:
     async def _serves_again(self) -> None:
         """I12: a mended, empty pool serves whoever starts."""
         for domain in self.sim.host.domains.values():
-            domain.running = False
+            domain.stop()
         await self.sim.pass_time(20, 2.0)
         refused = await self.sim.virsh_start("vm0")
         law(not refused, f"a mended, empty pool refuses vm0: {refused}")
@@ -310,7 +323,7 @@ class _Walker:
         host.workers.clear()
         host.relays.clear()
         for domain in host.domains.values():
-            domain.running = False
+            domain.stop()
         self.sim.start()
         return "the host reboots"
 

@@ -1,7 +1,8 @@
 """The truth of a simulated pool: hosts, domains, cards, workers and relays as they really are, and the ports onto them.
 
-The ports (Clock, Hypervisor, Cards, HealthSource, Workers; Relays: relays.py) are what the real loops see; the fields
-of SimHost and SimCard are what a test knows. Nothing here decides or reads the store. Times are virtual seconds.
+The ports (here Clock, Cards, HealthSource, Workers; hypervisor.py, modes.py, relays.py have the others) are what the
+real loops see; the fields of SimHost and SimCard are what a test knows. Nothing here decides or reads the store. Times
+are virtual seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from kvmpool.core.model import (
     CardSeen,
     ClaimKey,
     ClaimSpec,
-    DomainSeen,
     DomainUuid,
     Generation,
     HealthSignal,
@@ -65,6 +65,13 @@ class SimDomain:
     running: bool = False
     pid: int = 0  # of its QEMU; 0: libvirt does not tell
     xml: str = ""  # as libvirt gives it to the hook
+    devices: dict[str, str] = field(default_factory=dict)  # alias -> card's address, of the QEMU that runs
+    gives_back: bool = True  # its guest answers a request to give a card back
+
+    def stop(self) -> None:
+        """Its QEMU is gone, and with it all that it had."""
+        self.running = False
+        self.devices.clear()
 
 
 @dataclass(slots=True)
@@ -225,36 +232,6 @@ class SimClock:
 
     async def sleep(self, delay_s: float) -> None:
         await self._world.at(self._world.now + delay_s).wait()
-
-
-class SimHypervisor:
-    """ports.Hypervisor over a host's domains."""
-
-    def __init__(self, host: SimHost) -> None:
-        self._host = host
-
-    async def domains(self) -> tuple[DomainSeen, ...]:
-        if not self._host.libvirt_up:
-            raise Unreachable(f"libvirtd on {self._host.name} does not answer")
-        seen = [
-            DomainSeen(
-                d.uuid,
-                d.name,
-                d.running,
-                d.claims,
-                state="running" if d.running else "shut off",
-                pid=d.pid if d.running else 0,
-            )
-            for d in self._host.domains.values()
-        ]
-        return tuple(sorted(seen, key=lambda d: d.name))
-
-    async def wakeups(self) -> AsyncIterator[str]:
-        await asyncio.Event().wait()
-        yield ""
-
-    async def close(self) -> None:
-        return None
 
 
 class SimCards:

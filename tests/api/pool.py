@@ -16,6 +16,7 @@ from kvmpool.daemon.ledger import Ledger
 from kvmpool.daemon.seen import SeenDomains, SeenWorkers
 from kvmpool.daemon.wake import follow
 from kvmpool.errors import NotFound
+from kvmpool.sim.hypervisor import SimHypervisor
 from kvmpool.sim.modes import SimModes
 from kvmpool.sim.processes import SimProcesses
 from kvmpool.sim.relays import SimRelays
@@ -24,7 +25,6 @@ from kvmpool.sim.world import (
     SimClock,
     SimDomain,
     SimHealthSource,
-    SimHypervisor,
     SimWorkers,
     World,
 )

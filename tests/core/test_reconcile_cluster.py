@@ -19,7 +19,6 @@ from kvmpool.core.model import (
     Generation,
     Hold,
     Lose,
-    Mode,
     OnFailure,
     Phase,
     Release,

@@ -30,6 +30,7 @@ from kvmpool.daemon.perform import no_checkpoint
 from kvmpool.daemon.switches import AS_FOUND
 from kvmpool.daemon.turns import Loop
 from kvmpool.ports import Store
+from kvmpool.sim.hypervisor import SimHypervisor
 from kvmpool.sim.modes import SimModes
 from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
@@ -38,7 +39,6 @@ from kvmpool.sim.world import (
     SimDomain,
     SimHealthSource,
     SimHost,
-    SimHypervisor,
     SimWorkers,
     World,
 )

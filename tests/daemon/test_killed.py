@@ -18,6 +18,8 @@ VM1 = DomainUuid("00000000-0000-4000-8000-000000000002")
 # Reached only with more than one host, or by a story of its own below.
 ELSEWHERE = {"lose", "trip-breaker", "forget-events", "publish-host", "report-broken", "release", "unpoint-relay"}
 ELSEWHERE |= {"record-mode", "switch-mode"}  # tests/daemon/test_switches.py
+# tests/scenarios: passthrough-*
+ELSEWHERE |= {"attach-device", "detach-device", "tell-force-unplug", "force-unplug", "power-on"}
 
 
 class Mortal(Pool):

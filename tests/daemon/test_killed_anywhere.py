@@ -36,6 +36,11 @@ _ELSEWHERE = {
     "mark-started",
     "record-mode",
     "switch-mode",
+    "attach-device",
+    "detach-device",
+    "tell-force-unplug",
+    "force-unplug",
+    "power-on",
 }
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from kvmpool.core import (
     model,
     place,
+    plug,
     reconcile_cards,
     reconcile_cluster,
+    reconcile_domains,
     xid,
 )
 from kvmpool.core.model import Forget, OpenRelay, Phase, RecordPointed, StopWorker, Verdict
@@ -111,9 +113,30 @@ def _served_claims_are_bound_again(right: Any) -> Any:
     return wrong
 
 
+def _a_released_card_is_free_at_once(right: Any) -> Any:
+    return lambda view: right(replace(view, seen=replace(view.seen, hostdevs=())) if view.seen else view)
+
+
+def _nowhere(right: Any) -> Any:
+    return lambda claim, pointed, endpoint: right(claim, None, endpoint)
+
+
+def _never(right: Any) -> Any:
+    return lambda *_: iter(())
+
+
 _CARDS = ((card_loop, "reconcile_cards"),)
 _DOMAINS = ((domain_loop, "reconcile_domains"),)
 
+_PLUGS = ((reconcile_domains, "plug_steps"),)
+
+# Found by the walk over cards that are passed through.
+PLUG_BUGS = (
+    Bug("a card is forgotten while it is in its domain", _PLUGS, _a_released_card_is_free_at_once),
+    Bug("a card is never attached", ((plug, "_attach"),), _never),
+    Bug("nothing is plugged", _PLUGS, _never),
+    Bug("nobody records which card is in a domain", ((plug, "RecordPointed"),), _nowhere),
+)
 BUGS = (
     Bug("memory of a releasing binding counts as free", ((place, "taken_by"),), _releasing_is_free),
     Bug("an unknown card counts as healthy", ((place, "_health_refuses"),), _unknown_is_healthy),

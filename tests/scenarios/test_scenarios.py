@@ -30,6 +30,10 @@ def test_there_are_the_stories_that_we_promise() -> None:
         "no-capacity-then-capacity",
         "claim-withdrawn-while-rebinding",
         "xid-154-overrides",
+        "passthrough-card-dies",
+        "passthrough-guest-is-silent",
+        "passthrough-cold",
+        "passthrough-falls-back",
     }
     assert promised <= {p.name for p in STORIES}
 
