@@ -16,9 +16,8 @@ from tests.e2e.pool import Pool, until, vm
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # Effects that this story has: the others need a lost host, an open breaker, a worker that does not start, many events.
-# And those of cards that are passed through.
-_ABSENT = ("lose", "trip-breaker", "report-broken", "forget-events", "release", "record-mode", "switch-mode")
-_ABSENT += ("attach-device", "detach-device", "force-unplug", "power-on")
+_ABSENT: tuple[str, ...] = ("lose", "trip-breaker", "report-broken", "forget-events", "release")
+_ABSENT += ("record-mode", "switch-mode", "attach-device", "detach-device", "force-unplug", "power-on")
 _RACED = "unpoint-relay"  # only where the relay is told before the worker's end has shown itself to it
 _TOLD = [point for point in POINTS if not point.endswith(tuple(f"-{effect}" for effect in _ABSENT))]
 
