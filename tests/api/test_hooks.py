@@ -225,7 +225,7 @@ def test_a_store_that_goes_away_refuses_the_start_and_the_deadline_cleans_up() -
 @pytest.mark.parametrize(
     ("claim", "told"),
     [
-        ('name="gpu0" mode="passthrough"', 'vm0/gpu0: mode="passthrough" is not supported yet'),
+        ('name="gpu0" mode="any" order="passthrough vgpu"', "needs memory"),
         ('name="gpu0" mode="vgpu" memory="64" count="2"', 'count="2" is not supported yet'),
         ('name="gpu0" mode="vgpu"', "memory"),
         ('name="gpu0" mode="vgpu" memory="-1"', "memory"),
@@ -247,7 +247,7 @@ def test_a_claim_that_cannot_be_is_refused_at_once_with_one_line(op: str, claim:
 
 def test_an_optional_claim_stops_no_start() -> None:
     async def story(pool: Pool) -> None:
-        await pool.call("prepare", xml('name="gpu0" mode="passthrough" required="no"'))
+        await pool.call("prepare", xml('name="gpu0" mode="passthrough" hold="process" required="no"'))
         assert nothing_left(await pool.rows())
         optional = 'name="gpu0" mode="vgpu" memory="99999" required="no"'
         await pool.call("prepare", xml(optional, 'name="gpu1" mode="vgpu" memory="64"'))

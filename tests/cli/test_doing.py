@@ -180,9 +180,12 @@ def test_a_claim_is_added_listed_and_removed(alone: Served) -> None:
         "vm0/gpu1 added: vgpu, 64MiB; added to a running domain: it is served from the domain's next start on\n"
     )
     whole = kvmpool("claim", "add", "vm3", "--mode", "passthrough")
-    assert "not supported yet" in whole.out
-    assert "Next:" not in whole.out
-    assert "not supported yet" in kvmpool("claim", "add", "vm0", "--name", "gpu2", "--mode", "passthrough").out
+    assert whole.out == "vm3/gpu0 added: passthrough. Next: virsh start vm3\n"
+    several = ("--mode", "passthrough", "--set", "count=2")
+    lacking = kvmpool("claim", "add", "vm3", "--name", "gpu1", *several)
+    assert "not supported yet" in lacking.out
+    assert "Next:" not in lacking.out
+    assert "not supported yet" in kvmpool("claim", "add", "vm0", "--name", "gpu2", *several).out
 
 
 @pytest.mark.parametrize(
