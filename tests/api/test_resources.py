@@ -48,7 +48,8 @@ def test_a_served_claim_is_read_the_same_in_every_resource() -> None:
 
 def test_claims_of_domains_that_are_off_are_inactive_and_explained_all_the_same() -> None:
     async def story(pool: Pool) -> None:
-        pool.define(xml('name="gpu0" mode="vgpu" memory="4096"', 'name="gpu1" mode="passthrough" count="2"'), running=False)
+        two_cards = 'name="gpu1" mode="passthrough" count="2"'
+        pool.define(xml('name="gpu0" mode="vgpu" memory="4096"', two_cards), running=False)
         pool.domain.refresh()
         await pool.until(lambda _: bool(pool.domains()))
         first, second = await pool.resources.claims()
