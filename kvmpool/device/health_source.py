@@ -20,7 +20,7 @@ from kvmpool.core.xid import XidClass, classify
 from kvmpool.device import kmsg, pci, udev
 from kvmpool.device.bus_errors import BusErrors
 from kvmpool.device.cards import SystemCards
-from kvmpool.device.kmsg import KernelXid
+from kvmpool.device.kmsg import KernelDead, KernelXid
 from kvmpool.device.nvml import EventKind, Nvml, NvmlEvent
 from kvmpool.device.pci import BusState
 from kvmpool.device.udev import PciEvent, PciEventKind
@@ -50,7 +50,7 @@ class SystemHealthSource:
         self._udev_source = udev_source
         self._queue: asyncio.Queue[HealthSignal | None] = asyncio.Queue(QUEUE_MAX)
         self._echoes: dict[tuple[CardId, int], dict[XidClass, float]] = {}
-        self._nameless: deque[tuple[float, KernelXid]] = deque(maxlen=NAMELESS_MAX)
+        self._nameless: deque[tuple[float, KernelXid | KernelDead]] = deque(maxlen=NAMELESS_MAX)
         self._asked: dict[CardId, float] = {}  # when NVML's verdict was last asked for, or will be
         self._log_was_missing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,11 +178,14 @@ class SystemHealthSource:
 
     # --- what they say ------------------------------------------------------------------------------------------------
 
-    def _kernel_said(self, at: float, found: KernelXid) -> bool:
+    def _kernel_said(self, at: float, found: KernelXid | KernelDead) -> bool:
         """False: no card is known at that address (yet)."""
         card = self._cards.roster.ids.get(found.address)
         if card is None:
             return False
+        if isinstance(found, KernelDead):
+            self._put(BusErrorSignal(card, at, True, found.text))
+            return True
         self._xid(XidSignal(card, found.xid, at, found.text))
         return True
 

@@ -1,8 +1,10 @@
-"""Reads what NVIDIA's driver says in the kernel log, from now on, and makes XIDs of it.
+"""Reads what the kernel log says of cards, from now on: the XIDs of NVIDIA's driver, and cards that do not come back.
 
     NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
     NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, name=python3, Contained: SM (0x1). RST: No, D-RST: No
     NVRM: GPU 0000:41:00.0: GPU has fallen off the bus.
+    vfio-pci 0000:41:00.0: not ready 65535ms after FLR; giving up
+    vfio-pci 0000:41:00.0: Unable to change power state from D3cold to D0, device inaccessible
 
 The text holds names that any user may choose; so a message counts only where the kernel itself wrote it (facility 0,
 which the kernel does not let user space claim) and only by how it begins. Record format: kernel, ABI/testing/dev-kmsg.
@@ -31,6 +33,11 @@ _PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
 _RECORD = re.compile(r"(\d{1,10}),\d+,\d+,[^;]*;(.*)", re.DOTALL)
 _XID = re.compile(rf"NVRM: Xid \(PCI:({_PCI})(?:\.[0-7])?(?: GPU-I:[0-9a-fA-F]{{1,4}})?\): ([0-9]{{1,4}})(?:, (.*)|$)")
 _FALLEN = re.compile(rf"NVRM: GPU (?:at PCI:)?({_PCI})(?:\.[0-7])?: GPU has fallen off the bus")
+# kernel, drivers/pci/pci.c: pci_dev_wait, pci_power_up; the driver's name stands before the address.
+_DEAD = re.compile(
+    rf"[a-zA-Z0-9_-]{{1,32}} ({_PCI}\.[0-7]): (not ready [0-9]{{1,9}}ms after .{{1,64}}; giving up"
+    r"|Unable to change power state from D3cold to D0, device inaccessible)"
+)
 _KERNEL_FACILITY = 8  # priorities below it: facility 0
 
 
@@ -43,8 +50,16 @@ class KernelXid:
     text: str
 
 
-def parse(record: str) -> KernelXid | None:
-    """One record of the kernel log (its first line); None for everything that is no XID."""
+@dataclass(frozen=True, slots=True)
+class KernelDead:
+    """The device at `address` does not come back from a reset or from sleep."""
+
+    address: str
+    text: str
+
+
+def parse(record: str) -> KernelXid | KernelDead | None:
+    """One record of the kernel log (its first line); None for everything that says nothing of a card."""
     found = _RECORD.match(record)
     if not found or int(found[1]) >= _KERNEL_FACILITY:
         return None
@@ -57,15 +72,17 @@ def parse(record: str) -> KernelXid | None:
     if fallen:
         address = normal_address(fallen[1])
         return KernelXid(address, FALLEN_OFF_XID, "GPU has fallen off the bus.") if address else None
-    return None
+    dead = _DEAD.match(message)
+    address = normal_address(dead[1]) if dead else None
+    return KernelDead(address, _printable(dead[2])) if dead and address else None
 
 
 def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_CHARS]).strip()
 
 
-async def follow(path: Path, *, whole: bool = False) -> AsyncIterator[KernelXid]:
-    """XIDs that are logged from now on; of a plain file the `whole` is read when it was not there before.
+async def follow(path: Path, *, whole: bool = False) -> AsyncIterator[KernelXid | KernelDead]:
+    """What is logged of cards from now on; of a plain file the `whole` is read when it was not there before.
 
     Raises Unreachable where the log cannot be opened or read.
     """

@@ -282,7 +282,8 @@ class VfioModes:
     def _wedged(self, entry: Entry, why: str) -> CardWedged:
         """Remember it for this boot, and say it."""
         stuck = next((each.driver for each in entry.before if each.driver), "its driver")
-        text = f"{entry.address}: {stuck} does not let go of it ({why}). Next: dmesg | grep NVRM; reboot the host"
+        told = f'the kernel log may say "Attempting to remove device {entry.address} with non-zero usage count!"'
+        text = f"{entry.address}: {stuck} does not let go of it ({why}; {told}). Next: reboot the host"
         self.journal.begin(replace(entry, wedged=text))
         return CardWedged(text)
 

@@ -105,7 +105,7 @@ def test_an_unbind_that_hangs_wedges_one_card_and_the_daemon_goes_on(host: Modes
         time.sleep(0.05)
     assert slowest < 5
     assert host.card()["reason"].startswith(f"{A}: nvidia does not let go of it (writing '{A}' to ")
-    assert host.card()["reason"].endswith("Next: dmesg | grep NVRM; reboot the host")
+    assert host.card()["reason"].endswith("Next: reboot the host")
     assert host.card(B)["verdict"] == "healthy"
     host.prepare(xml())
     assert host.get("/bindings/vm0/gpu0")["card_id"] == CARDS[1].uuid

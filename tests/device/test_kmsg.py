@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmpool.core.xid import CATALOGUE
-from kvmpool.device.kmsg import KernelXid, follow, parse
+from kvmpool.device.kmsg import KernelDead, KernelXid, follow, parse
 from kvmpool.errors import Unreachable
 
 CARD = "0000:41:00.0"
@@ -46,7 +46,7 @@ def test_the_drivers_lines_are_read(message: str, found: tuple[str, int, str]) -
 @pytest.mark.parametrize("xid", sorted(CATALOGUE))
 def test_every_code_of_the_catalogue_is_read(xid: int) -> None:
     got = parse(record(f"NVRM: Xid (PCI:0000:41:00): {xid}, pid=1, name=a"))
-    assert got is not None
+    assert isinstance(got, KernelXid)
     assert got.xid == xid
 
 
@@ -92,7 +92,7 @@ def test_what_only_looks_like_an_xid_is_none(line: str) -> None:
 )
 def test_a_hostile_process_name_changes_neither_card_nor_code(name: str) -> None:
     got = parse(record(f"NVRM: Xid (PCI:0000:41:00): 31, pid=7, name={name}, Ch 00000008"))
-    assert got is not None
+    assert isinstance(got, KernelXid)
     assert (got.address, got.xid) == (CARD, 31)
     assert got.text.isprintable()
     assert len(got.text) <= 400
@@ -103,7 +103,7 @@ def test_a_hostile_process_name_changes_neither_card_nor_code(name: str) -> None
 def test_no_text_makes_another_cards_xid(text: str) -> None:
     parse(text)
     got = parse(record(f"NVRM: Xid (PCI:0000:41:00): 31, {text}"))
-    assert got is not None
+    assert isinstance(got, KernelXid)
     assert (got.address, got.xid) == (CARD, 31)
     other = parse(record(f"nvidia: {text}"))
     assert other is None
@@ -136,6 +136,7 @@ async def take(path: Path, act: list[tuple[str, str]], count: int) -> list[int]:
 
     async def read() -> None:
         async for each in follow(path):
+            assert isinstance(each, KernelXid)
             found.append(each.xid)
             if len(found) == count:
                 return
@@ -194,7 +195,7 @@ def test_a_log_that_cannot_be_opened_is_unreachable(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="/dev/kmsg cannot be read and written here")
 def test_the_real_kernel_log_gives_whole_records_and_a_users_line_is_no_xid() -> None:
     async def story() -> None:
-        seen: list[KernelXid] = []
+        seen: list[KernelXid | KernelDead] = []
 
         async def read() -> None:
             async for each in follow(Path("/dev/kmsg")):
@@ -209,3 +210,19 @@ def test_the_real_kernel_log_gives_whole_records_and_a_users_line_is_no_xid() ->
         reading.cancel()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not ready 65535ms after FLR; giving up",
+        "not ready 65535ms after bus reset; giving up",
+        "Unable to change power state from D3cold to D0, device inaccessible",
+    ],
+)
+def test_a_card_that_does_not_come_back_is_told_by_whatever_driver_has_it(text: str) -> None:
+    for driver in ("vfio-pci", "nvidia", "pcieport"):
+        assert parse(f"3,1,1,-;{driver} 0000:41:00.0: {text}") == KernelDead("0000:41:00.0", text)
+    assert parse(f"11,1,1,-;vfio-pci 0000:41:00.0: {text}") is None  # a user's word
+    assert parse(f"3,1,1,-;evil: vfio-pci 0000:41:00.0: {text}") is None
+    assert parse("3,1,1,-;vfio-pci 0000:41:00.0: not ready 1023ms after FLR; waiting") is None
