@@ -128,7 +128,8 @@ def test_error_codes_are_those_of_cuda_h() -> None:
 
 STRUCTURES = ("CUlaunchConfig", "CUlaunchAttribute", "CUdevprop", "CUctxCreateParams", "CUmemAllocationProp",
               "CUmemAccessDesc", "CUuuid", "CUdeviceptr", "CUresult", "CUjit_option", "CUdevice_attribute",
-              "CUDA_MEMCPY2D", "CUDA_MEMCPY3D", "CUmemPoolProps")  # fmt: skip
+              "CUDA_MEMCPY2D", "CUDA_MEMCPY3D", "CUmemPoolProps",
+              "CUDA_MEMCPY3D_PEER")  # fmt: skip
 
 
 def test_structures_and_values_of_our_header_are_those_of_cuda_h(tmp_path: Path) -> None:

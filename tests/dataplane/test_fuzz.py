@@ -134,8 +134,8 @@ def _shim_sources() -> tuple[str, ...]:
 
 SESSION = tuple(
     f"session_{name}"
-    for name in ("arena", "container", "copy", "image", "library", "linker", "memory", "meter", "module", "objects",
-                 "observe", "own", "read", "vmm", "wait")
+    for name in ("arena", "container", "copy", "host", "image", "library", "linker", "memory", "meter", "module",
+                 "objects", "observe", "own", "read", "vmm", "wait")
 )  # fmt: skip
 TARGETS = (
     Target("fuzz_frame", (), _frame_seeds, 2000),

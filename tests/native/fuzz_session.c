@@ -24,6 +24,15 @@ static CUresult reserve(CUdeviceptr *at, size_t bytes, size_t align, CUdeviceptr
     return bytes % KP_VA_PAGE == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult no_callback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags)
+{
+    (void)stream;
+    (void)callback;
+    (void)data;
+    (void)flags;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 static CUresult page_locked(void **memory, size_t bytes)
 {
     *memory = slot_memory;
@@ -47,6 +56,7 @@ int kp_driver_load(struct kp_server *s, char *text, size_t room)
         memcpy((char *)&s->driver + kp_driver_symbols[i].offset, &function, sizeof function);
     s->driver.cuMemAddressReserve = reserve;
     s->driver.cuMemAllocHost_v2 = page_locked;
+    s->driver.cuStreamAddCallback = no_callback;
     s->driver.cuFuncGetParamInfo = no_parameter;
     return 0;
 }

@@ -518,6 +518,14 @@ void kp_host_leave(struct kp_window *window)
     (void)window;
 }
 
+bool kp_host_find(const void *address, void **start, size_t *bytes)
+{
+    (void)address;
+    (void)start;
+    (void)bytes;
+    return false;
+}
+
 void kp_pools_drop(uint64_t context)
 {
     (void)context;

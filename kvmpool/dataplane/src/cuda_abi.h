@@ -127,6 +127,10 @@ typedef struct {
     int flags;
 } CUmemAccessDesc;
 
+typedef void (*CUhostFn)(void *userData);
+typedef void (*CUstreamCallback)(CUstream hStream, CUresult status, void *userData);
+typedef CUDA_MEMCPY3D CUDA_MEMCPY3D_PEER; /* with a context where that has a reserved word */
+
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef int CUmemPool_attribute;
 typedef int CUmemAccess_flags;

@@ -36,6 +36,13 @@ struct kp_jit_option {
     uint32_t value;
 };
 
+/* The next function of the program that a stream has come to. */
+struct kp_host_due {
+    uint64_t token;
+    int32_t status; /* a CUresult: it is called only where that is 0, a callback always */
+    uint32_t zero;
+};
+
 struct kp_stream_info {
     int32_t priority;
     uint32_t flags;

@@ -6,8 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* At least a byte of the stream; 0 at its end. */
-static ssize_t more(struct kp_server *s, void *to, size_t room)
+ssize_t kp_read_more(struct kp_server *s, void *to, size_t room)
 {
     ssize_t n;
 
@@ -36,7 +35,9 @@ int kp_take(struct kp_server *s, void *to, size_t bytes)
         }
         kp_meter_idle(s);
         bool direct = at != NULL && bytes >= KP_READ_BYTES / 4;
-        ssize_t n = more(s, direct ? at : s->in, direct ? bytes : KP_READ_BYTES);
+        unsigned char *to_here = direct ? at : s->in;
+        size_t room = direct ? bytes : KP_READ_BYTES;
+        ssize_t n = s->host != NULL ? kp_host_read(s, to_here, room) : kp_read_more(s, to_here, room);
         if (n <= 0)
             return n == 0 ? -ECONNRESET : (int)n;
         if (direct) {

@@ -66,6 +66,7 @@ struct kp_work {
 };
 
 struct kp_mapping;
+struct kp_host;
 
 /* What kernels printed and nobody fetched, in a ring. */
 struct kp_print {
@@ -145,6 +146,7 @@ struct kp_server {
     unsigned waiters, idle;
     struct kp_asked asked[KP_WAITERS_MAX + 1]; /* the calls that block now; the reader may make one too */
     struct kp_print print;
+    struct kp_host *host;   /* NULL: no function of the guest was in a stream yet */
     struct kp_meter *meter; /* NULL: nothing is measured */
 };
 
@@ -171,9 +173,13 @@ extern const unsigned kp_driver_symbol_count;
 int kp_driver_load(struct kp_server *s, char *text, size_t room);
 
 /* session_read.c: the stream from the guest. */
+ssize_t kp_read_more(struct kp_server *s, void *to, size_t room); /* of the connection: at least a byte, 0 at its end */
 int kp_take(struct kp_server *s, void *to, size_t bytes); /* `to` NULL: thrown away */
 int kp_take_bulk_frame(struct kp_server *s, uint32_t seq, size_t left, uint32_t *length); /* header of the next DATA */
 int kp_drain_bulk(struct kp_server *s, uint32_t seq, size_t left);
+
+/* session_host.c: the same, of what its ear has heard. */
+ssize_t kp_host_read(struct kp_server *s, void *to, size_t room);
 
 /* session_reply.c */
 int kp_put(struct kp_server *s, const struct iovec *part, int parts); /* in one piece behind what others put */
@@ -289,6 +295,8 @@ int kp_do_cuCtxSetLimit(struct kp_server *s, struct kp_work *w);
 int kp_do_cuLibraryGetGlobal(struct kp_server *s, struct kp_work *w);
 int kp_do_pinned_take(struct kp_server *s, struct kp_work *w);
 int kp_do_pinned_give(struct kp_server *s, struct kp_work *w);
+int kp_do_host_func(struct kp_server *s, struct kp_work *w);
+int kp_do_host_next(struct kp_server *s, struct kp_work *w);
 int kp_do_physical_create(struct kp_server *s, struct kp_work *w);
 int kp_do_physical_release(struct kp_server *s, struct kp_work *w);
 int kp_do_vmm_map(struct kp_server *s, struct kp_work *w);

@@ -104,6 +104,9 @@ struct kp_shim {
     struct kp_device_info device;
     unsigned char params[KP_PARAM_BYTES_MAX + 4]; /* of the launch that is being packed */
     atomic_uint pooled; /* blocks that pools hold unused */
+    unsigned host_pending; /* functions of the program that streams have yet to run */
+    size_t host_bulk;      /* bytes sent while there were some */
+    pthread_cond_t host_idle;
     struct kp_stats stats;
 };
 

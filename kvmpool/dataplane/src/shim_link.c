@@ -14,11 +14,13 @@
 #include <unistd.h>
 
 #define FLUSH_AFTER_NS 50000 /* design 03 section 3.2: 20 to 50 us; the kernel adds its timer slack of 50 us */
+#define HOST_BULK_MAX (32u << 20) /* half of what the worker keeps while it cannot go on (session_host.c) */
 #define SMALL_BULK 8192u     /* bulk that is copied behind its call rather than sent by a system call of its own */
 
 struct kp_shim kp_shim = {
     .tx = PTHREAD_MUTEX_INITIALIZER,
     .filled = PTHREAD_COND_INITIALIZER,
+    .host_idle = PTHREAD_COND_INITIALIZER,
     .link = {.fd = -1, .rx = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER},
 };
 
@@ -178,6 +180,25 @@ CUresult kp_leave(CUresult result)
     return result;
 }
 
+/* With `tx` held, given back meanwhile: the worker hears only so much ahead while a stream waits for a function of the program,
+ * and its word that the function is over must get through. A copy from plain memory may wait, in CUDA too. */
+static void wait_for_functions(const void *bulk, size_t bulk_bytes)
+{
+    bool pinned = bulk_bytes > 0 && kp_host_find(bulk, NULL, NULL); /* to be read in the stream's turn: a function may write it */
+    struct kp_link *link = &kp_shim.link;
+    uint64_t context = link->context;
+
+    if (kp_shim.host_pending == 0 || bulk_bytes == 0)
+        return;
+    while (kp_shim.host_pending > 0 && (pinned || kp_shim.host_bulk + bulk_bytes > HOST_BULK_MAX) && !atomic_load(&link->lost))
+        pthread_cond_wait(&kp_shim.host_idle, &kp_shim.tx);
+    if (kp_shim.host_pending > 0)
+        kp_shim.host_bulk += bulk_bytes;
+    if (link->context != context)
+        kp_link_put(KP_OP_CONTEXT, 0, link->seq++, &context, 1, NULL, 0);
+    link->context = context;
+}
+
 /* One call, with `tx` held, which it gives back before it waits. `answer` NULL: not waited for. */
 static CUresult call(uint16_t op, const uint64_t *numbers, unsigned count, const void *tail, uint32_t tail_bytes,
                      const void *bulk, size_t bulk_bytes, struct kp_answer *answer)
@@ -185,7 +206,10 @@ static CUresult call(uint16_t op, const uint64_t *numbers, unsigned count, const
     struct kp_link *link = &kp_shim.link;
     struct kp_answer nothing = {0};
     struct kp_waiter waiter;
-    uint32_t seq = link->seq++;
+    uint32_t seq;
+
+    wait_for_functions(bulk, bulk_bytes);
+    seq = link->seq++;
 
     if (answer == NULL && kp_shim.synchronous)
         answer = &nothing;

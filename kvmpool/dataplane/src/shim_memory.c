@@ -202,6 +202,26 @@ CUresult kp_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstre
     return CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult check_peer(CUcontext context)
+{
+    return kp_context_of((uint64_t)(uintptr_t)context) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* Both contexts are of the one card. */
+CUresult kp_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src, CUcontext src_context, size_t bytes, CUstream hStream)
+{
+    CUresult rc = kp_enter();
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if ((rc = check_peer(dst_context)) == CUDA_SUCCESS)
+        rc = check_peer(src_context);
+    kp_leave(rc);
+    if (rc == CUDA_SUCCESS && src_context != dst_context && (rc = kp_cuCtxSynchronize_v2(src_context)) == CUDA_SUCCESS)
+        rc = kp_cuCtxSynchronize_v2(dst_context); /* what was begun in either comes first, as CUDA has it */
+    return rc == CUDA_SUCCESS ? kp_cuMemcpyDtoDAsync_v2(dst, src, bytes, hStream) : rc;
+}
+
 /* One attribute of a device address; `data` is of the attribute's type. */
 static CUresult attribute_of(CUdeviceptr ptr, CUpointer_attribute attribute, void *data)
 {

@@ -137,3 +137,6 @@ SYNC(cuMemcpy2DUnaligned_v2, CUDA_MEMCPY2D, copy_2d)
 ASYNC(cuMemcpy2DAsync_v2, CUDA_MEMCPY2D, copy_2d)
 SYNC(cuMemcpy3D_v2, CUDA_MEMCPY3D, copy_3d)
 ASYNC(cuMemcpy3DAsync_v2, CUDA_MEMCPY3D, copy_3d)
+/* A peer's box has contexts in the reserved words; all of this library's cards share one address space. */
+SYNC(cuMemcpy3DPeer, CUDA_MEMCPY3D, copy_3d)
+ASYNC(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D, copy_3d)
