@@ -93,21 +93,18 @@ class SystemCards:
 
     async def probe(self, card: CardId, deadline_s: float) -> ProbeSignal | UnknownSignal:
         until = self._clock.now() + deadline_s
+        driver = self._driver(card)
         try:
             state = await self._bus_state(card, deadline_s)
             if state in (BusState.ALL_ONES, BusState.GONE):
                 return ProbeSignal(card, self._clock.now(), ok=False, lost=True, text=state.value)
             if state is BusState.UNREADABLE:
                 return UnknownSignal(card, self._clock.now(), state.value)
-            driver = self._driver(card)
             mode = None if driver is None else mode_of(driver)
             if mode is Mode.PASSTHROUGH:  # no driver of ours to ask: that the bus answers is all there is to know
                 return ProbeSignal(card, self._clock.now(), ok=True)
             if mode is Mode.OFF:
                 return UnknownSignal(card, self._clock.now(), "off: no driver has it")
-            if driver not in (None, NVIDIA_DRIVER):
-                text = f"it is bound to {driver}, not to {NVIDIA_DRIVER}"
-                return UnknownSignal(card, self._clock.now(), text)
             if not self._resumed.is_set():
                 await self._resumed.wait()
                 until = self._clock.now() + deadline_s
@@ -118,7 +115,9 @@ class SystemCards:
             text = f"a probe did not end within {deadline_s:g} s"
             return ProbeSignal(card, self._clock.now(), ok=False, timed_out=True, text=text)
         except (NotFound, Unreachable) as error:
-            return UnknownSignal(card, self._clock.now(), str(error))
+            foreign = driver not in (None, NVIDIA_DRIVER)
+            text = f"it is bound to {driver}, not to {NVIDIA_DRIVER}" if foreign else str(error)
+            return UnknownSignal(card, self._clock.now(), text)
         ok = not answer.fault
         return ProbeSignal(card, self._clock.now(), ok, recovery_action=answer.recovery_action, text=answer.fault)
 

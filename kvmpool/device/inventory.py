@@ -3,7 +3,8 @@
     bus and driver agree             a card
     it is on vfio-pci                a passthrough card: the bus alone tells of it, and the roster who it is
     it has no driver                 a card that is off, likewise
-    it is on another driver          a card in mode vgpu, likewise; only a probe says that nobody can be served by it
+    it is on another driver          a card in mode vgpu, likewise, unless the driver lists it: only a probe says that
+                                     nobody can be served by it
     the driver is silent             a card with a fault: nothing is known of it
     it reads all ones                a card with a fault: lost, or nearly
     its address has left the bus     a card that is not present
@@ -63,7 +64,7 @@ def _on_bus(card: PciCard, nvml: NvmlCard | None, look: Look, roster: Roster) ->
     if state is BusState.GONE:
         return _off_bus(roster, card.address, card_id)
     fault = card.fault or ("" if state is BusState.ANSWERS else state.value)
-    if not fault and (card.mode is not Mode.VGPU or card.driver != NVIDIA_DRIVER):
+    if not fault and (card.mode is not Mode.VGPU or (nvml is None and card.driver != NVIDIA_DRIVER)):
         return _driverless(card, card_id, known)
     fault = fault or _driver_fault(card, nvml, look)
     if not fault and nvml is None and known is not None and known.model and known.mode is Mode.VGPU:
