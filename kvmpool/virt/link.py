@@ -26,6 +26,7 @@ T = TypeVar("T")
 KEEPALIVE_S, KEEPALIVE_TRIES = 5, 3  # a libvirtd that is stopped (or hangs) ends our calls after 15 s
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.2, 5.0
 _SHOWN_CHARS = 300  # of libvirt's text
+_HOOK = "kvmpool: "  # how hooks/hook.py begins its line
 
 # libvirt's error code -> what the caller does next (design 04 §4.3; include/libvirt/virterror.h)
 _ERRORS: dict[int, type[KvmpoolError]] = {
@@ -79,7 +80,10 @@ def _events() -> None:
 
 def translated(error: libvirt.libvirtError) -> KvmpoolError:
     """Ours for libvirt's. What is in no table is "try again later": most of them are libvirtd on its way up or down."""
-    text = " ".join((error.get_error_message() or str(error)).split())[:_SHOWN_CHARS]
+    said = error.get_error_message() or str(error)
+    if error.get_error_code() == libvirt.VIR_ERR_HOOK_SCRIPT_FAILED and _HOOK in said:
+        return Refused(" ".join(said.rpartition(_HOOK)[2].split()))  # our own hook's line, without libvirt's around it
+    text = " ".join(said.split())[:_SHOWN_CHARS]
     return _ERRORS.get(error.get_error_code(), Unreachable)(f"libvirt: {text}")
 
 
