@@ -659,7 +659,7 @@ static void contexts(void)
 
 static void names(void)
 {
-    int (*fresh)(void **) = name_of("cuGraphCreate");
+    int (*fresh)(void **) = name_of("cuTexObjectCreate");
     void *found, *legacy, *thread;
     int status;
     const char *text;

@@ -15,6 +15,10 @@ from tests.softgpu.driver import Case, environment, healthy_cards, libraries
 pytestmark = pytest.mark.native
 
 SRC = Path(state.__file__).parent / "src"
+KERNEL_NODE = (
+    "func gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ sharedMemBytes kernelParams"
+    " extra"
+)
 STRUCTS = {
     "CUDA_MEMCPY2D": "srcXInBytes srcY srcMemoryType srcHost srcDevice srcArray srcPitch dstXInBytes dstY dstMemoryType"
     " dstHost dstDevice dstArray dstPitch WidthInBytes Height",
@@ -29,6 +33,13 @@ STRUCTS = {
     "CUdevprop": "maxThreadsPerBlock maxThreadsDim maxGridSize sharedMemPerBlock totalConstantMemory SIMDWidth memPitch"
     " regsPerBlock clockRate textureAlign",
     "CUuuid": "bytes",
+    "CUDA_KERNEL_NODE_PARAMS_v1": KERNEL_NODE,
+    "CUDA_KERNEL_NODE_PARAMS_v2": f"{KERNEL_NODE} kern ctx",
+    "CUDA_MEMSET_NODE_PARAMS": "dst pitch value elementSize width height",
+    "CUDA_HOST_NODE_PARAMS": "fn userData",
+    "CUDA_GRAPH_INSTANTIATE_PARAMS": "flags hUploadStream hErrNode_out result_out",
+    "CUgraphExecUpdateResultInfo": "result errorNode errorFromNode",
+    "CUgraphEdgeData": "from_port to_port type reserved",
 }
 
 

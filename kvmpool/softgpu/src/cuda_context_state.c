@@ -68,12 +68,22 @@ CU_API CUresult cuCtxSetFlags(unsigned flags)
 	return CUDA_SUCCESS;
 }
 
+static CUresult synchronize(struct sg_context *context)
+{
+	pthread_mutex_lock(&sg_lock);
+	CUresult rc = sg_capture_forbids_context(context);
+	pthread_mutex_unlock(&sg_lock);
+	if (rc)
+		return rc;
+	rc = sg_wait_context(context);
+	sg_pools_synchronised();
+	return rc;
+}
+
 CU_API CUresult cuCtxSynchronize(void)
 {
 	SG_ENTER(context);
-	CUresult rc = sg_wait_context(context);
-	sg_pools_synchronised();
-	return rc;
+	return synchronize(context);
 }
 
 CU_API CUresult cuCtxSynchronize_v2(CUcontext given)
@@ -82,9 +92,7 @@ CU_API CUresult cuCtxSynchronize_v2(CUcontext given)
 
 	SG_TRY(context_or_current(given, &context));
 	SG_TRY(sg_context_status(context));
-	CUresult rc = sg_wait_context(context);
-	sg_pools_synchronised();
-	return rc;
+	return synchronize(context);
 }
 
 CU_API CUresult cuCtxGetLimit(size_t *out, unsigned limit)

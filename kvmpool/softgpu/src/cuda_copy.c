@@ -63,6 +63,10 @@ static CUresult copy(const struct request *request)
 	if (!op)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*op = (struct copy_op){.op = op->op, .to = request->to, .from = request->from, .bytes = request->bytes};
+	if (request->async && sg_capturing(stream)) { /* then the host's memory is used at each launch */
+		op->op.type = SG_NODE_MEMCPY;
+		return sg_submit(stream, &op->op);
+	}
 	if (to_pageable || (!request->async && !device_only))
 		return sg_run_now(stream, &op->op);
 	if (from_pageable) {

@@ -18,7 +18,7 @@
 #define SG_LIMIT_PRINTF 1 /* CU_LIMIT_PRINTF_FIFO_SIZE */
 #define SG_LIMIT_HEAP 2   /* CU_LIMIT_MALLOC_HEAP_SIZE */
 
-enum sg_kind { SG_CONTEXT = 1, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_KERNEL, SG_LIBRARY, SG_LINK, SG_PHYSICAL, SG_POOL };
+enum sg_kind { SG_CONTEXT = 1, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_KERNEL, SG_LIBRARY, SG_LINK, SG_PHYSICAL, SG_POOL, SG_GRAPH, SG_NODE, SG_EXEC };
 
 struct sg_device {
 	struct sg_map map;
@@ -39,9 +39,19 @@ struct sg_wait {
 	uint64_t target;
 };
 
+/* CUgraphNodeType */
+enum sg_node_type { SG_NODE_KERNEL, SG_NODE_MEMCPY, SG_NODE_MEMSET, SG_NODE_HOST, SG_NODE_GRAPH, SG_NODE_EMPTY, SG_NODE_NONE };
+
+struct sg_node_set {
+	struct sg_node **node;
+	size_t count;
+};
+
 struct sg_op {
 	struct sg_op *next;
 	uint64_t seq;
+	size_t size;
+	enum sg_node_type type;                         /* as a node of a graph. SG_NODE_NONE: it cannot be captured */
 	void (*run)(struct sg_op *op, CUresult status); /* or NULL. status: the context's sticky error, 0: do the work */
 	void (*finish)(struct sg_op *op);               /* or NULL: with sg_lock held, in the moment the stream's progress grows */
 	bool always;                                    /* run even when the context is dead (with its error) */
@@ -62,6 +72,8 @@ struct sg_stream {
 	pthread_cond_t work;
 	struct sg_stream *next; /* in the context's list */
 	uint64_t id;
+	struct sg_capture *capture; /* that it takes part in, or NULL */
+	struct sg_node_set behind;  /* what the next captured work of this stream comes after */
 };
 
 struct sg_cuevent {
@@ -70,6 +82,8 @@ struct sg_cuevent {
 	uint64_t recorded;      /* number of records so far; 0: never */
 	struct sg_progress *progress;
 	struct sg_cuevent *next;
+	uint64_t capture_id;     /* it was last recorded in that capture; 0: in none */
+	struct sg_node_set captured;
 };
 
 struct sg_context {
@@ -140,6 +154,21 @@ CUresult sg_wait_context(struct sg_context *context);
 struct sg_progress *sg_progress_new(void);
 void sg_progress_put(struct sg_progress *progress);                 /* with sg_lock held */
 void sg_progress_reach(struct sg_progress *progress, uint64_t target);
+
+/* ---- cuda_capture.c: all but the last two with sg_lock held ---- */
+/* True: the work was captured, and `op` taken where *rc is 0. False: it is to be done. */
+bool sg_capture_op(struct sg_stream *stream, struct sg_op *op, CUresult *rc);
+/* 0, or why the stream must not be waited for or asked (then its capture is invalid). */
+CUresult sg_capture_forbids(struct sg_stream *stream);
+CUresult sg_capture_forbids_context(struct sg_context *context);
+CUresult sg_capture_forbids_event(struct sg_cuevent *event);
+/* Likewise what record and wait do where a capture is concerned; *done: that was all. */
+CUresult sg_capture_record(struct sg_stream *stream, struct sg_cuevent *event, bool *done);
+CUresult sg_capture_wait(struct sg_stream *stream, struct sg_cuevent *event, bool *done);
+void sg_capture_leave(struct sg_stream *stream);
+/* For a call that may be unsafe during a capture (cuThreadExchangeStreamCaptureMode): 0, or 900 and the capture is invalid. */
+CUresult sg_capture_unsafe(void);
+bool sg_capturing(struct sg_stream *stream);
 
 /* ---- cuda_event.c ---- */
 void sg_events_end(struct sg_context *context);
@@ -214,6 +243,26 @@ CUresult sg_load_linked(const void *image, struct kp_module **out, char *log, si
 /* The function a CUfunction or CUkernel handle means in `context`. */
 CUresult sg_function_of(struct sg_context *context, const void *handle, struct sg_function **out);
 void sg_libraries_forget(struct sg_context *context);
+
+/* ---- cuda_launch.c ---- */
+struct sg_launch {
+	const void *function;
+	uint32_t grid[3], block[3];
+	uint32_t shared;
+	void **params, **extra;
+	bool cooperative;
+};
+/* Checked and packed, to be submitted in a stream of `where`. */
+CUresult sg_launch_op(struct sg_context *context, const struct sg_context *where, const struct sg_launch *launch, struct sg_op **out);
+
+/* ---- cuda_memset.c, cuda_shaped.c: likewise, and *out is NULL where there is nothing to do ---- */
+struct sg_fill {
+	CUdeviceptr at;
+	size_t pitch, width, height; /* width in elements */
+	unsigned value, element;
+};
+CUresult sg_fill_op(const struct sg_fill *fill, struct sg_op **out);
+CUresult sg_box_op(const CUDA_MEMCPY3D *copy, struct sg_op **out);
 
 /* ---- cuda_function.c ---- */
 #define SG_MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */

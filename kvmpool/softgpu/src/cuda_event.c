@@ -32,6 +32,7 @@ CU_API CUresult cuEventCreate(CUevent *out, unsigned flags)
 static void free_event(struct sg_cuevent *event)
 {
 	sg_live_remove(event);
+	free(event->captured.node);
 	sg_progress_put(event->progress);
 	free(event);
 }
@@ -85,6 +86,7 @@ static void finish_record(struct sg_op *op)
 static CUresult record(CUevent event, CUstream handle, unsigned flags, bool per_thread)
 {
 	struct sg_stream *stream;
+	bool done;
 
 	SG_ENTER(context);
 	if (flags > 1)
@@ -94,6 +96,11 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags, bool per_
 	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
 	if (stream->context != event->context)
 		return CUDA_ERROR_INVALID_HANDLE;
+	pthread_mutex_lock(&sg_lock);
+	CUresult rc = sg_capture_record(stream, event, &done);
+	pthread_mutex_unlock(&sg_lock);
+	if (rc || done)
+		return rc;
 	struct record_op *op = sg_op_new(sizeof(*op), NULL);
 	if (!op)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -103,7 +110,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags, bool per_
 	op->progress->refs++;
 	op->target = ++event->recorded;
 	pthread_mutex_unlock(&sg_lock);
-	CUresult rc = sg_submit(stream, &op->op);
+	rc = sg_submit(stream, &op->op);
 	if (rc) { /* it will never come: nobody shall wait for it */
 		pthread_mutex_lock(&sg_lock);
 		sg_progress_reach(event->progress, event->recorded);
@@ -138,7 +145,10 @@ static CUresult enter_event(CUevent event)
 	SG_TRY(sg_ready());
 	if (!sg_live(SG_EVENT, event))
 		return CUDA_ERROR_INVALID_HANDLE;
-	return sg_context_status(event->context);
+	pthread_mutex_lock(&sg_lock);
+	CUresult rc = sg_capture_forbids_event(event);
+	pthread_mutex_unlock(&sg_lock);
+	return rc ? rc : sg_context_status(event->context);
 }
 
 static bool happened(const struct sg_cuevent *event, uint64_t *stamp_ns)
@@ -154,6 +164,7 @@ CU_API CUresult cuEventQuery(CUevent event)
 {
 	uint64_t stamp_ns;
 
+	SG_TRY(sg_capture_unsafe());
 	SG_TRY(enter_event(event));
 	return happened(event, &stamp_ns) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }

@@ -105,15 +105,6 @@ static void run_launch(struct sg_op *op, CUresult status)
 
 /* ---- what is asked for ---- */
 
-struct request {
-	const void *function;
-	uint32_t grid[3], block[3];
-	uint32_t shared;
-	CUstream stream;
-	void **params, **extra;
-	bool cooperative, per_thread;
-};
-
 /* The packed buffer in `extra`: pairs of a name and a pointer, ended by CU_LAUNCH_PARAM_END. */
 static CUresult read_extra(void **extra, const void **buffer, size_t *size)
 {
@@ -130,7 +121,7 @@ static CUresult read_extra(void **extra, const void **buffer, size_t *size)
 	return *size && !*buffer ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static CUresult pack(const struct sg_function *function, const struct request *request, char *to)
+static CUresult pack(const struct sg_function *function, const struct sg_launch *request, char *to)
 {
 	size_t need = function->attributes.param_bytes, size;
 	const void *buffer;
@@ -154,7 +145,7 @@ static CUresult pack(const struct sg_function *function, const struct request *r
 	return CUDA_SUCCESS;
 }
 
-static CUresult check_shape(const struct sg_context *context, const struct sg_function *function, const struct request *request)
+static CUresult check_shape(const struct sg_context *context, const struct sg_function *function, const struct sg_launch *request)
 {
 	const uint32_t *grid = request->grid, *block = request->block;
 	uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
@@ -173,15 +164,12 @@ static CUresult check_shape(const struct sg_context *context, const struct sg_fu
 	return (uint64_t)grid[0] * grid[1] * grid[2] > fit ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
-static CUresult launch(const struct request *request)
+CUresult sg_launch_op(struct sg_context *context, const struct sg_context *where, const struct sg_launch *request, struct sg_op **out)
 {
-	struct sg_stream *stream;
 	struct sg_function *function;
 
-	SG_ENTER(context);
-	SG_TRY(sg_stream_of(context, request->stream, request->per_thread, &stream));
 	SG_TRY(sg_function_of(context, request->function, &function));
-	if (function->module->context != stream->context)
+	if (function->module->context != where)
 		return CUDA_ERROR_INVALID_HANDLE;
 	SG_TRY(check_shape(context, function, request));
 	size_t size = function->attributes.param_bytes;
@@ -193,21 +181,34 @@ static CUresult launch(const struct request *request)
 		sg_op_free(&op->op);
 		return rc;
 	}
+	op->op.type = SG_NODE_KERNEL;
 	op->function = function;
 	memcpy(op->grid, request->grid, sizeof(op->grid));
 	memcpy(op->block, request->block, sizeof(op->block));
 	op->shared = request->shared;
 	op->cooperative = request->cooperative;
 	op->params_size = size;
-	return sg_submit(stream, &op->op);
+	*out = &op->op;
+	return CUDA_SUCCESS;
+}
+
+static CUresult launch(const struct sg_launch *request, CUstream handle, bool per_thread)
+{
+	struct sg_stream *stream;
+	struct sg_op *op;
+
+	SG_ENTER(context);
+	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
+	SG_TRY(sg_launch_op(context, stream->context, request, &op));
+	return sg_submit(stream, op);
 }
 
 #define LAUNCH_PARAMS CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, void **p
 
 #define LAUNCH(per_thread) \
-	launch(&(struct request){f, {gx, gy, gz}, {bx, by, bz}, shared, s, p, extra, false, per_thread})
+	launch(&(struct sg_launch){f, {gx, gy, gz}, {bx, by, bz}, shared, p, extra, false}, s, per_thread)
 #define LAUNCH_COOPERATIVE(per_thread) \
-	launch(&(struct request){f, {gx, gy, gz}, {bx, by, bz}, shared, s, p, NULL, true, per_thread})
+	launch(&(struct sg_launch){f, {gx, gy, gz}, {bx, by, bz}, shared, p, NULL, true}, s, per_thread)
 
 CU_API CUresult cuLaunchKernel(LAUNCH_PARAMS, void **extra)
 {
@@ -233,11 +234,11 @@ static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, voi
 {
 	if (!config || (config->numAttrs && !config->attrs))
 		return CUDA_ERROR_INVALID_VALUE;
-	struct request request = {
+	struct sg_launch request = {
 		.function = function,
 		.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
 		.block = {config->blockDimX, config->blockDimY, config->blockDimZ},
-		.shared = config->sharedMemBytes, .stream = config->hStream, .params = params, .extra = extra, .per_thread = per_thread,
+		.shared = config->sharedMemBytes, .params = params, .extra = extra,
 	};
 	for (unsigned i = 0; i < config->numAttrs; i++) {
 		if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
@@ -245,7 +246,7 @@ static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, voi
 		if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
 			request.cooperative = config->attrs[i].value.cooperative != 0;
 	}
-	return launch(&request);
+	return launch(&request, config->hStream, per_thread);
 }
 
 CU_API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)

@@ -94,6 +94,7 @@ void sg_memory_give(CUdeviceptr address)
 CU_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 {
 	SG_ENTER(context);
+	SG_TRY(sg_capture_unsafe());
 	if (!out || !bytes)
 		return CUDA_ERROR_INVALID_VALUE;
 	return bytes > MAX_ALLOCATION ? CUDA_ERROR_OUT_OF_MEMORY : allocate(context, bytes, out);
@@ -102,6 +103,7 @@ CU_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 CU_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)
 {
 	SG_ENTER(context);
+	SG_TRY(sg_capture_unsafe());
 	if (!out || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (width > MAX_ALLOCATION || height > MAX_ALLOCATION / round_up(width, PITCH_ALIGNMENT))
@@ -117,6 +119,7 @@ CU_API CUresult cuMemFree_v2(CUdeviceptr address)
 	SG_ENTER(context);
 	if (!address)
 		return CUDA_SUCCESS;
+	SG_TRY(sg_capture_unsafe());
 	if (!sg_range_at(address, SG_RANGE_DEVICE, &range))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sg_pools_forget(address))
@@ -162,6 +165,7 @@ CU_API CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 	struct sg_range range = {.kind = SG_RANGE_HOST, .flags = flags};
 
 	SG_ENTER(context);
+	SG_TRY(sg_capture_unsafe());
 	if (!out || !bytes || flags & ~HOST_ALLOC_FLAGS)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (bytes > MAX_ALLOCATION)

@@ -31,30 +31,43 @@ static void run_fill(struct sg_op *op, CUresult status)
 		fill_row(fill->at + row * fill->pitch, fill->width, fill->value, fill->element);
 }
 
-static CUresult fill(CUdeviceptr at, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle,
-		     bool per_thread)
+CUresult sg_fill_op(const struct sg_fill *f, struct sg_op **out)
 {
-	struct sg_stream *stream;
 	size_t row, span;
 
-	SG_ENTER(context);
-	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
-	if (!width || !height)
+	*out = NULL;
+	if (!f->width || !f->height)
 		return CUDA_SUCCESS;
-	if (__builtin_mul_overflow(width, element, &row) || (height > 1 && pitch < row) || at % element || (height > 1 && pitch % element))
+	if (__builtin_mul_overflow(f->width, f->element, &row) || (f->height > 1 && f->pitch < row) || f->at % f->element ||
+	    (f->height > 1 && f->pitch % f->element))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (__builtin_mul_overflow(pitch, height - 1, &span) || __builtin_add_overflow(span, row, &span) || !sg_device_readable(at, span))
+	if (__builtin_mul_overflow(f->pitch, f->height - 1, &span) || __builtin_add_overflow(span, row, &span) ||
+	    !sg_device_readable(f->at, span))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct fill_op *op = sg_op_new(sizeof(*op), run_fill);
 	if (!op)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	op->at = (char *)(uintptr_t)at;
-	op->pitch = pitch;
-	op->width = width;
-	op->height = height;
-	op->value = value;
-	op->element = element;
-	return sg_submit(stream, &op->op);
+	op->op.type = SG_NODE_MEMSET;
+	op->at = (char *)(uintptr_t)f->at;
+	op->pitch = f->pitch;
+	op->width = f->width;
+	op->height = f->height;
+	op->value = f->value;
+	op->element = f->element;
+	*out = &op->op;
+	return CUDA_SUCCESS;
+}
+
+static CUresult fill(CUdeviceptr at, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle,
+		     bool per_thread)
+{
+	struct sg_stream *stream;
+	struct sg_op *op;
+
+	SG_ENTER(context);
+	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
+	SG_TRY(sg_fill_op(&(struct sg_fill){at, pitch, width, height, value, element}, &op));
+	return op ? sg_submit(stream, op) : CUDA_SUCCESS;
 }
 
 #define FILL(bits, type) \

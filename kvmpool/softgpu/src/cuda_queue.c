@@ -36,8 +36,11 @@ void *sg_op_new(size_t size, void (*run)(struct sg_op *, CUresult))
 {
 	struct sg_op *op = calloc(1, size);
 
-	if (op)
+	if (op) {
 		op->run = run;
+		op->size = size;
+		op->type = SG_NODE_NONE;
+	}
 	return op;
 }
 
@@ -187,10 +190,14 @@ static CUresult enqueue(struct sg_stream *stream, struct sg_op *op)
 
 CUresult sg_submit(struct sg_stream *stream, struct sg_op *op)
 {
+	CUresult rc;
+
 	pthread_mutex_lock(&sg_lock);
-	CUresult rc = add_implicit_waits(stream, op);
-	if (!rc)
-		rc = enqueue(stream, op);
+	if (!sg_capture_op(stream, op, &rc)) {
+		rc = add_implicit_waits(stream, op);
+		if (!rc)
+			rc = enqueue(stream, op);
+	}
 	if (rc)
 		free_op(op);
 	pthread_mutex_unlock(&sg_lock);
@@ -212,7 +219,9 @@ CUresult sg_run_now(struct sg_stream *stream, struct sg_op *op)
 	struct sg_context *context = stream->context;
 
 	pthread_mutex_lock(&sg_lock);
-	CUresult rc = add_implicit_waits(stream, op);
+	CUresult rc = sg_capture_forbids(stream);
+	if (!rc)
+		rc = add_implicit_waits(stream, op);
 	if (!rc && !stream->head && !stream->running && waits_over(op)) {
 		stream->running = true;
 		op->seq = ++stream->submitted;
@@ -236,9 +245,11 @@ CUresult sg_wait_stream(struct sg_stream *stream)
 	struct sg_context *context = stream->context;
 
 	pthread_mutex_lock(&sg_lock);
-	wait_for(stream->progress, stream->submitted);
+	CUresult rc = sg_capture_forbids(stream);
+	if (!rc)
+		wait_for(stream->progress, stream->submitted);
 	pthread_mutex_unlock(&sg_lock);
-	return sg_context_status(context);
+	return rc ? rc : sg_context_status(context);
 }
 
 CUresult sg_wait_progress(struct sg_context *context, struct sg_progress *on, uint64_t target)

@@ -75,13 +75,9 @@ static CUresult work_out(struct side *side, size_t width, size_t height, size_t 
 	return CUDA_SUCCESS;
 }
 
-static CUresult copy_box(struct side *from, struct side *to, size_t width, size_t height, size_t depth, CUstream handle, bool per_thread,
-			 bool async)
+static CUresult make_box(struct side *from, struct side *to, size_t width, size_t height, size_t depth, struct box_op **out)
 {
-	struct sg_stream *stream;
-
-	SG_ENTER(context);
-	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
+	*out = NULL;
 	if (!width || !height || !depth)
 		return CUDA_SUCCESS;
 	SG_TRY(work_out(from, width, height, depth));
@@ -91,6 +87,25 @@ static CUresult copy_box(struct side *from, struct side *to, size_t width, size_
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*box = (struct box_op){.op = box->op, .to = to->base, .from = from->base, .to_pitch = to->pitch, .to_slice = to->slice,
 			       .from_pitch = from->pitch, .from_slice = from->slice, .width = width, .height = height, .depth = depth};
+	*out = box;
+	return CUDA_SUCCESS;
+}
+
+static CUresult copy_box(struct side *from, struct side *to, size_t width, size_t height, size_t depth, CUstream handle, bool per_thread,
+			 bool async)
+{
+	struct sg_stream *stream;
+	struct box_op *box;
+
+	SG_ENTER(context);
+	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
+	SG_TRY(make_box(from, to, width, height, depth, &box));
+	if (!box)
+		return CUDA_SUCCESS;
+	if (async && sg_capturing(stream)) { /* then the host's memory is used at each launch */
+		box->op.type = SG_NODE_MEMCPY;
+		return sg_submit(stream, &box->op);
+	}
 	if (to->pageable || !async)
 		return sg_run_now(stream, &box->op);
 	if (from->pageable) {
@@ -114,14 +129,32 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool per_thread
 	return copy_box(&from, &to, c->WidthInBytes, c->Height, 1, stream, per_thread, async);
 }
 
+#define FROM_3D(c) \
+	{.type = (c)->srcMemoryType, .host = (c)->srcHost, .device = (c)->srcDevice, .x = (c)->srcXInBytes, .y = (c)->srcY, \
+	 .z = (c)->srcZ, .pitch = (c)->srcPitch, .height = (c)->srcHeight}
+#define TO_3D(c) \
+	{.type = (c)->dstMemoryType, .host = (c)->dstHost, .device = (c)->dstDevice, .x = (c)->dstXInBytes, .y = (c)->dstY, \
+	 .z = (c)->dstZ, .pitch = (c)->dstPitch, .height = (c)->dstHeight}
+
+CUresult sg_box_op(const CUDA_MEMCPY3D *c, struct sg_op **out)
+{
+	struct side from = FROM_3D(c), to = TO_3D(c);
+	struct box_op *box;
+
+	if (c->srcLOD || c->dstLOD)
+		return CUDA_ERROR_INVALID_VALUE;
+	SG_TRY(make_box(&from, &to, c->WidthInBytes, c->Height, c->Depth, &box));
+	if (box)
+		box->op.type = SG_NODE_MEMCPY;
+	*out = box ? &box->op : NULL;
+	return CUDA_SUCCESS;
+}
+
 static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool per_thread, bool async)
 {
 	if (!c || c->srcLOD || c->dstLOD)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct side from = {.type = c->srcMemoryType, .host = c->srcHost, .device = c->srcDevice, .x = c->srcXInBytes, .y = c->srcY,
-			    .z = c->srcZ, .pitch = c->srcPitch, .height = c->srcHeight};
-	struct side to = {.type = c->dstMemoryType, .host = c->dstHost, .device = c->dstDevice, .x = c->dstXInBytes, .y = c->dstY,
-			  .z = c->dstZ, .pitch = c->dstPitch, .height = c->dstHeight};
+	struct side from = FROM_3D(c), to = TO_3D(c);
 	return copy_box(&from, &to, c->WidthInBytes, c->Height, c->Depth, stream, per_thread, async);
 }
 

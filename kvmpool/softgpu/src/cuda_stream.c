@@ -48,6 +48,7 @@ static void close_locked(struct sg_stream *stream)
 	if (stream->closing)
 		return;
 	stream->closing = true;
+	sg_capture_leave(stream);
 	sg_live_remove(stream);
 	if (stream->has_thread)
 		pthread_cond_signal(&stream->work);
@@ -192,6 +193,10 @@ static CUresult query(CUstream handle, bool per_thread)
 {
 	STREAM_ENTER(stream, handle, per_thread);
 	SG_TRY(sg_context_status(stream->context));
+	pthread_mutex_lock(&sg_lock);
+	CUresult rc = sg_capture_forbids(stream);
+	pthread_mutex_unlock(&sg_lock);
+	SG_TRY(rc);
 	return sg_stream_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -205,17 +210,22 @@ static CUresult synchronize(CUstream handle, bool per_thread)
 
 static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool per_thread)
 {
+	bool done;
+
 	STREAM_ENTER(stream, handle, per_thread);
 	if (flags > 1)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sg_live(SG_EVENT, event))
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (!event->recorded)
-		return CUDA_SUCCESS;
+	pthread_mutex_lock(&sg_lock);
+	CUresult rc = sg_capture_wait(stream, event, &done);
+	pthread_mutex_unlock(&sg_lock);
+	if (rc || done || !event->recorded)
+		return rc;
 	struct sg_op *op = sg_op_new(sizeof(*op), NULL);
 	if (!op)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult rc = sg_op_wait_for(op, event->progress, event->recorded);
+	rc = sg_op_wait_for(op, event->progress, event->recorded);
 	if (rc) {
 		sg_op_free(op);
 		return rc;
@@ -254,6 +264,7 @@ static CUresult add_host(CUstream handle, CUhostFn function, CUstreamCallback ca
 	host->handle = handle;
 	host->data = data;
 	host->op.always = callback != NULL;
+	host->op.type = callback ? SG_NODE_NONE : SG_NODE_HOST; /* as with CUDA: callbacks cannot be captured */
 	return sg_submit(stream, &host->op);
 }
 
@@ -302,16 +313,6 @@ static CUresult get_id(CUstream handle, unsigned long long *out, bool per_thread
 	return CUDA_SUCCESS;
 }
 
-static CUresult is_capturing(CUstream handle, int *out, bool per_thread)
-{
-	STREAM_ENTER(stream, handle, per_thread);
-	(void)stream;
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	*out = 0; /* graphs are not supported, so nothing ever is */
-	return CUDA_SUCCESS;
-}
-
 #define PAIR(name, impl, params, ...) \
 	CU_API CUresult name params { return impl(__VA_ARGS__, false); } \
 	CU_API CUresult name##_ptsz params { return impl(__VA_ARGS__, true); }
@@ -324,7 +325,6 @@ PAIR(cuStreamGetFlags, get_flags, (CUstream s, unsigned *f), s, f)
 PAIR(cuStreamGetCtx, get_context, (CUstream s, CUcontext *c), s, c)
 PAIR(cuStreamGetDevice, get_device, (CUstream s, CUdevice *d), s, d)
 PAIR(cuStreamGetId, get_id, (CUstream s, unsigned long long *i), s, i)
-PAIR(cuStreamIsCapturing, is_capturing, (CUstream s, int *c), s, c)
 PAIR(cuLaunchHostFunc, add_host, (CUstream s, CUhostFn f, void *d), s, f, NULL, d)
 
 static CUresult add_callback(CUstream s, CUstreamCallback f, void *d, unsigned flags, bool per_thread)
