@@ -39,7 +39,7 @@ class Kind(Enum):
     TEXT = "text"
 
 
-OBJECTS = ("context", "module", "function", "stream", "event", "library", "kernel", "link")
+OBJECTS = ("context", "module", "function", "stream", "event", "library", "kernel", "link", "graph", "exec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class Call:
     worker_by_hand: bool = False
     needs_context: bool = True
     settles: bool = field(default=False, repr=False)  # of FORWARD
+    unsafe: bool = field(default=False, repr=False)  # some captures forbid it
     via: str = field(default="", repr=False)  # how a LOCAL one reaches the card, if it does; no matter of the wire
 
     @property
@@ -191,6 +192,7 @@ def _call(name: str, entry: dict[str, object]) -> Call:
         entry.get("worker") == "hand",
         bool(entry.get("context", True)),
         bool(entry.get("settles", False)),
+        bool(entry.get("unsafe", False)),
         str(entry.get("via", "")),
     )
 

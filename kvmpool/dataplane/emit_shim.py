@@ -93,6 +93,8 @@ def _stub(call: Call) -> str:
     needed += ["text_bytes > KP_TEXT_MAX - 1"] if call.text else []
     if needed:
         lines.append(f"    if ({' || '.join(needed)})\n        return CUDA_ERROR_INVALID_VALUE;")
+    if call.unsafe:
+        lines.append("    if ((rc = kp_capture_unsafe()) != CUDA_SUCCESS)\n        return rc;")
     enter = "kp_enter()" if call.needs_context else "kp_enter_any()"
     lines.append(f"    if ((rc = {enter}) != CUDA_SUCCESS)\n        return rc;")
     lines += [_encode(arg, index) for index, arg in enumerate(numbers)]

@@ -24,8 +24,8 @@ from tests.compat.programs import (
     wrapper,
 )
 
-DRIVER = "int cuInit(unsigned); int cuGraphCreate(void **, unsigned);\n"
-CALLS = "int main(void) { void *g; return cuInit(0) + cuGraphCreate(&g, 0); }\n"
+DRIVER = "int cuInit(unsigned); int cuTexObjectCreate(void **, unsigned);\n"
+CALLS = "int main(void) { void *g; return cuInit(0) + cuTexObjectCreate(&g, 0); }\n"
 
 
 def run(*words: str | Path, code: int) -> Result:
@@ -47,16 +47,16 @@ def test_a_program_without_cuda_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_program_linked_with_the_driver_is_class_a_and_what_it_lacks_is_named(tmp_path: Path) -> None:
-    libcuda = library(tmp_path, "libcuda.so.1", ["cuInit", "cuGraphCreate"])
+    libcuda = library(tmp_path, "libcuda.so.1", ["cuInit", "cuTexObjectCreate"])
     program = compiled(tmp_path, "driver", DRIVER + CALLS, str(libcuda))
     [body] = asked(program, code=0)
     assert body["class"] == "A"
-    assert body["imports"] == ["cuGraphCreate", "cuInit"]
-    assert body["reasons"] == ["it is linked with libcuda.so.1", "it imports the driver's cuGraphCreate, cuInit"]
+    assert body["imports"] == ["cuInit", "cuTexObjectCreate"]
+    assert body["reasons"] == ["it is linked with libcuda.so.1", "it imports the driver's cuInit, cuTexObjectCreate"]
     named = set(body["unsupported"])
-    assert named <= {"cuGraphCreate"}
+    assert named <= {"cuTexObjectCreate"}
     told = run(program, code=0).stdout
-    assert ("cuGraphCreate: answer CUDA_ERROR_NOT_SUPPORTED" in told) == bool(named)
+    assert ("cuTexObjectCreate: answer CUDA_ERROR_NOT_SUPPORTED" in told) == bool(named)
 
 
 def test_an_import_that_no_driver_has_is_named(tmp_path: Path) -> None:

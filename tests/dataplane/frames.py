@@ -21,6 +21,8 @@ EVENT_HANDLE = (5 << 48) | (5 << 20) | 4
 LIBRARY_HANDLE = (6 << 48) | (6 << 20) | 5
 KERNEL_HANDLE = (7 << 48) | (7 << 20) | 6
 LINK_HANDLE = (8 << 48) | (8 << 20) | 7
+GRAPH_HANDLE = (11 << 48) | (9 << 20) | 8
+EXEC_HANDLE = (13 << 48) | (11 << 20) | 9
 
 
 @cache
@@ -61,10 +63,34 @@ def life() -> bytes:
     return make + load_module + get + objects + memory + back + frame(BYE)
 
 
+def graph_life() -> bytes:
+    """A session that captures a graph, builds another, and asks, changes, launches and destroys both."""
+    begin = call("context_create", CONTEXT_HANDLE, 0) + frame(CONTEXT, struct.pack("<Q", CONTEXT_HANDLE))
+    begin += call("module_load", MODULE_HANDLE, 4, bulk=b"ptx\0") + call("alloc", VA_BASE, 4096)
+    begin += call("function_get", MODULE_HANDLE, FUNCTION_HANDLE, tail=b"fill\0")
+    begin += call("cuStreamCreate", STREAM_HANDLE, 1, wanted=False)
+    captured = call("capture_begin", STREAM_HANDLE) + call("capture_info", STREAM_HANDLE)
+    captured += call("capture_end", STREAM_HANDLE, GRAPH_HANDLE) + call("graph_clone", GRAPH_HANDLE, GRAPH_HANDLE + 1)
+    kernel, one = (FUNCTION_HANDLE, 1, 1, 1, 32, 1, 1, 0), struct.pack("<I", 0)
+    made = call("graph_create", GRAPH_HANDLE + 2)
+    made += call("node_kernel", GRAPH_HANDLE + 2, 0, 0, *kernel, tail=b"12345678")
+    made += call("node_fill", GRAPH_HANDLE + 2, 1, 1, VA_BASE, 64, 5, 4, 8, 2, tail=one)
+    made += call("node_copy", GRAPH_HANDLE + 2, 2, 1, VA_BASE, 64, 1, 4096, 64, 1, 64, 1, 1, 2, tail=one)
+    made += call("node_graph", GRAPH_HANDLE + 2, 3, 1, GRAPH_HANDLE, tail=one)
+    made += call("graph_edges", GRAPH_HANDLE + 2, 0, tail=struct.pack("<4I", 1, 2, 2, 3))
+    asked = b"".join(call("graph_list", GRAPH_HANDLE + 2, what, 1) for what in range(6))
+    used = call("graph_exec", GRAPH_HANDLE + 2, EXEC_HANDLE, 0) + call("cuGraphLaunch", EXEC_HANDLE, STREAM_HANDLE)
+    used += call("node_kernel_set", GRAPH_HANDLE + 2, 0, EXEC_HANDLE, *kernel, tail=b"12345678", wanted=False)
+    used += call("exec_update", EXEC_HANDLE, GRAPH_HANDLE) + call("node_destroy", GRAPH_HANDLE + 2, 1)
+    ended = call("cuGraphDestroy", GRAPH_HANDLE, wanted=False) + call("cuGraphExecDestroy", EXEC_HANDLE, wanted=False)
+    return begin + captured + made + asked + used + ended + call("context_destroy", CONTEXT_HANDLE) + frame(BYE)
+
+
 def each_call() -> list[bytes]:
     """One session for each op, in which that op is called with plausible numbers."""
     begin = call("context_create", CONTEXT_HANDLE, 0) + frame(CONTEXT, struct.pack("<Q", CONTEXT_HANDLE))
     handles = {"stream": STREAM_HANDLE, "event": EVENT_HANDLE, "module": MODULE_HANDLE, "function": FUNCTION_HANDLE}
+    handles |= {"graph": GRAPH_HANDLE, "exec": EXEC_HANDLE, "child": GRAPH_HANDLE}
     handles |= {"library": LIBRARY_HANDLE, "kernel": KERNEL_HANDLE, "link": LINK_HANDLE, "of": LIBRARY_HANDLE}
     sessions = []
     for entry in table().wire():

@@ -56,7 +56,7 @@ def _ring_seeds() -> list[bytes]:
 
 
 def _session_seeds() -> list[bytes]:
-    return [frames.life(), *frames.each_call()]
+    return [frames.life(), frames.graph_life(), *frames.each_call()]
 
 
 def _relay_seeds() -> list[bytes]:
@@ -134,8 +134,9 @@ def _shim_sources() -> tuple[str, ...]:
 
 SESSION = tuple(
     f"session_{name}"
-    for name in ("arena", "container", "copy", "host", "image", "library", "linker", "memory", "meter", "module",
-                 "objects", "observe", "own", "read", "vmm", "wait")
+    for name in ("arena", "capture", "container", "copy", "graph", "graph_list", "graph_nodes", "host",
+                 "image", "library", "linker", "memory", "meter", "module", "objects",
+                 "observe", "own", "read", "vmm", "wait")
 )  # fmt: skip
 TARGETS = (
     Target("fuzz_frame", (), _frame_seeds, 2000),
@@ -145,7 +146,7 @@ TARGETS = (
     Target("fuzz_worker", ("quiet_log", *CONTROL, "account", "confine", "confine_calls", "confine_cgroup", "turns",
            "cache", "blake2b"), _worker_seeds, 600),
     Target("fuzz_session", (*SESSION, "frame", "handles", "account", "turns", "cache", "blake2b", "ring", "window",
-           "made:session_handlers"), _session_seeds, 2000, 500),
+           "made:session_handlers"), _session_seeds, 4000, 500),
     Target("fuzz_shim", (*_shim_sources(), "blake2b", "handles", "ring", "slots", "window", "made:shim_stubs",
            "made:shim_exports"), _shim_seeds, 1500, 500),
     Target("fuzz_observer", ("frame", "account", "turns", "gnvml_card", "gnvml_event", "gnvml_library",

@@ -152,12 +152,12 @@ def test_function_lookup_honours_version_and_stream_flag(host: shim.Host) -> Non
         "cuStreamSynchronize@12000/2=0 status 0 cuStreamSynchronize_ptsz",
         "cuMemcpyHtoD@12000/2=0 status 0 cuMemcpyHtoD_v2_ptds",
         "cuMemAlloc@12000/2=0 status 0 cuMemAlloc_v2",
-        "cuGraphCreate@12000/0=0 status 0 cuGraphCreate",
+        "cuTexObjectCreate@12000/0=0 status 0 cuTexObjectCreate",
         "cuFuncGetParamInfo@12000/0=0 status 2 null",
     ]
 
 
 def test_an_unsupported_function_says_so_and_is_logged_once(host: shim.Host) -> None:
     run = host.run("lookup")
-    assert (run["graph"], run["graph_again"], run["before_init"]) == (801, 801, 3)
-    assert run.log.count("cuGraphCreate is not supported") == 1
+    assert (run["texture"], run["texture_again"], run["before_init"]) == (801, 801, 3)
+    assert run.log.count("cuTexObjectCreate is not supported") == 1

@@ -46,6 +46,93 @@ static CUresult no_parameter(CUfunction f, size_t index, size_t *offset, size_t 
     return index < 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult some_graph(CUgraph *graph, unsigned flags)
+{
+    *graph = (CUgraph)slot_memory;
+    return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult captured_graph(CUstream stream, CUgraph *graph)
+{
+    (void)stream;
+    return some_graph(graph, 0);
+}
+
+static CUresult cloned_graph(CUgraph *clone, CUgraph graph)
+{
+    return some_graph(clone, graph == NULL);
+}
+
+static CUgraphNode some_node(size_t number)
+{
+    return (CUgraphNode)&slot_memory[16 * (number + 1)];
+}
+
+/* Of every graph three nodes, and what is asked about them. */
+static CUresult three_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+{
+    (void)graph;
+    for (size_t i = 0; nodes != NULL && i < *count; i++)
+        nodes[i] = i < 3 ? some_node(i) : NULL;
+    *count = 3;
+    return CUDA_SUCCESS;
+}
+
+static CUresult three_around(CUgraphNode node, CUgraphNode *nodes, size_t *count)
+{
+    return three_nodes((CUgraph)node, nodes, count);
+}
+
+static CUresult three_edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count)
+{
+    return three_nodes(graph, from, count) + three_nodes(graph, to, count);
+}
+
+static CUresult add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count)
+{
+    static size_t made;
+
+    (void)graph;
+    for (size_t i = 0; i < count; i++)
+        if (needs[i] == NULL)
+            abort();
+    *node = some_node(made++ % 1000);
+    return CUDA_SUCCESS;
+}
+
+static CUresult add_kernel(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    if (params->extra != NULL && ((const unsigned char *)params->extra[1])[*(size_t *)params->extra[3] - 1] == 255) /* reads the last byte */
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_node(node, graph, needs, count);
+}
+
+/* Page-locked memory is in the window, all of it. */
+static CUresult add_copy(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count, const CUDA_MEMCPY3D *copy, CUcontext context)
+{
+    size_t last = ((copy->Depth - 1) * copy->dstHeight + copy->Height - 1) * copy->dstPitch + copy->WidthInBytes - 1;
+
+    (void)context;
+    if (copy->dstMemoryType == CU_MEMORYTYPE_HOST)
+        *((volatile unsigned char *)copy->dstHost + last) = 1;
+    return add_node(node, graph, needs, count);
+}
+
+static void have_graphs(struct kp_driver *driver)
+{
+    driver->cuGraphCreate = some_graph;
+    driver->cuStreamEndCapture = captured_graph;
+    driver->cuGraphClone = cloned_graph;
+    driver->cuGraphGetNodes = three_nodes;
+    driver->cuGraphGetRootNodes = three_nodes;
+    driver->cuGraphNodeGetDependencies = three_around;
+    driver->cuGraphNodeGetDependentNodes = three_around;
+    driver->cuGraphGetEdges = three_edges;
+    driver->cuGraphAddEmptyNode = add_node;
+    driver->cuGraphAddKernelNode_v2 = add_kernel;
+    driver->cuGraphAddMemcpyNode = add_copy;
+}
+
 int kp_driver_load(struct kp_server *s, char *text, size_t room)
 {
     CUresult (*function)(void) = succeed;
@@ -58,6 +145,7 @@ int kp_driver_load(struct kp_server *s, char *text, size_t room)
     s->driver.cuMemAllocHost_v2 = page_locked;
     s->driver.cuStreamAddCallback = no_callback;
     s->driver.cuFuncGetParamInfo = no_parameter;
+    have_graphs(&s->driver);
     return 0;
 }
 
@@ -118,6 +206,10 @@ static void empty(struct kp_server *s, struct kp_account *account)
             struct kp_handle *entry = &s->handles.pages[page][i];
             if (entry->number != 0 && kp_handle_kind(entry->number) == KP_LINK)
                 kp_linker_free(entry->value);
+            if (entry->number != 0 && kp_handle_kind(entry->number) == KP_GRAPH)
+                kp_graph_free(entry->value);
+            if (entry->number != 0 && kp_handle_kind(entry->number) == KP_EXEC)
+                kp_exec_free(entry->value);
             if (entry->number != 0 && kp_handle_kind(entry->number) == KP_CONTEXT) {
                 kp_memory_drop(s, entry->number);
                 free(entry->value);

@@ -182,10 +182,10 @@ void case_lookup(void)
     lookup("cuStreamSynchronize", 12000, 2, "cuStreamSynchronize_ptsz");
     lookup("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds");
     lookup("cuMemAlloc", 12000, 2, "cuMemAlloc_v2");
-    lookup("cuGraphCreate", 12000, 0, "cuGraphCreate");
+    lookup("cuTexObjectCreate", 12000, 0, "cuTexObjectCreate");
     lookup("cuFuncGetParamInfo", 12000, 0, "");
-    say("graph", cu(cuGraphCreate, NULL, 0u));
-    say("graph_again", cu(cuGraphCreate, NULL, 0u));
+    say("texture", cu(cuTexObjectCreate, NULL, 0u));
+    say("texture_again", cu(cuTexObjectCreate, NULL, 0u));
     say("before_init", cu(cuDeviceGetCount, (int *)library));
 }
 

@@ -25,7 +25,7 @@ int kp_handles_room(const struct kp_handles *table, enum kp_kind kind)
     static const uint32_t most[KP_KINDS] = {
         [KP_CONTEXT] = KP_CONTEXT_COUNT_MAX, [KP_STREAM] = KP_STREAM_COUNT_MAX,   [KP_EVENT] = KP_EVENT_COUNT_MAX,
         [KP_MODULE] = KP_MODULE_COUNT_MAX,   [KP_LIBRARY] = KP_MODULE_COUNT_MAX, [KP_LINK] = KP_MODULE_COUNT_MAX,
-        [KP_PHYSICAL] = KP_PHYSICAL_COUNT_MAX,
+        [KP_PHYSICAL] = KP_PHYSICAL_COUNT_MAX, [KP_GRAPH] = KP_GRAPH_COUNT_MAX, [KP_EXEC] = KP_GRAPH_COUNT_MAX,
     };
 
     return most[kind] == 0 || table->live[kind] < most[kind];
@@ -107,7 +107,7 @@ void kp_handles_drop(struct kp_handles *table, uint64_t number)
 static int is_leaf(enum kp_kind kind)
 {
     return kind == KP_FUNCTION || kind == KP_STREAM || kind == KP_EVENT || kind == KP_KERNEL || kind == KP_LINK || kind == KP_PHYSICAL ||
-           kind == KP_POOL;
+           kind == KP_POOL || kind == KP_NODE || kind == KP_EXEC;
 }
 
 void kp_handles_drop_children(struct kp_handles *table, uint64_t number, void (*gone)(struct kp_handle *))
@@ -119,7 +119,8 @@ void kp_handles_drop_children(struct kp_handles *table, uint64_t number, void (*
         if (entry == NULL || entry->number == 0 || (entry->parent != number && entry->other != number))
             continue;
         uint64_t child = entry->number;
-        if (kp_handle_kind(child) == KP_MODULE) /* only a module has children of its own; this ends the recursion */
+        /* only these have children of their own; this ends the recursion */
+        if (kp_handle_kind(child) == KP_MODULE || kp_handle_kind(child) == KP_GRAPH)
             kp_handles_drop_children(table, child, gone);
         if (gone != NULL)
             gone(entry);

@@ -12,7 +12,7 @@
 #define KP_HANDLES_MAX (1u << 20) /* live at once in one session */
 #define KP_HANDLES_PAGE 1024u
 
-enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_LIBRARY, KP_KERNEL, KP_LINK, KP_PHYSICAL, KP_POOL, KP_KINDS };
+enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_LIBRARY, KP_KERNEL, KP_LINK, KP_PHYSICAL, KP_POOL, KP_GRAPH, KP_NODE, KP_EXEC, KP_KINDS };
 
 /* How many of a kind may live at once in one session: far more than programs have, few enough that what the driver holds for
  * each (a stream some KiB on the card and a queue on the host, a context page-locked staging memory) stays bounded. */
@@ -21,6 +21,7 @@ enum kp_kind { KP_CONTEXT = 1, KP_MODULE, KP_FUNCTION, KP_STREAM, KP_EVENT, KP_L
 #define KP_EVENT_COUNT_MAX 65536u
 #define KP_PHYSICAL_COUNT_MAX 65536u
 #define KP_MODULE_COUNT_MAX 16384u /* libraries, modules and linkers, each */
+#define KP_GRAPH_COUNT_MAX 16384u  /* and executable ones */
 
 struct kp_handle {
     uint64_t number; /* 0: free */

@@ -43,6 +43,25 @@ struct kp_host_due {
     uint32_t zero;
 };
 
+#define KP_NODES_MAX 65536u /* of one graph */
+#define KP_NEEDS_MAX 4096u /* of a node at its making */
+#define KP_LIST_MAX 131072u /* u32 of one reply */
+
+/* What op graph_list tells: u32 each, edges as pairs. */
+enum kp_list { KP_LIST_NODES, KP_LIST_ROOTS, KP_LIST_EDGES, KP_LIST_NEEDS, KP_LIST_NEEDED_BY, KP_LIST_TYPE };
+
+struct kp_capture_info {
+    int32_t status;
+    uint32_t zero;
+    uint64_t id;
+};
+
+struct kp_update {
+    int32_t result; /* a CUgraphExecUpdateResult */
+    uint32_t node;  /* at fault, KP_NO_NODE: none named */
+};
+#define KP_NO_NODE UINT32_MAX
+
 struct kp_stream_info {
     int32_t priority;
     uint32_t flags;

@@ -22,6 +22,12 @@ static void have_registered(struct kp_server *s, struct kp_home *home, uint64_t 
         home->registered |= 1ull << chunk;
 }
 
+void kp_arena_register(struct kp_server *s, struct kp_home *home, uint64_t at, uint64_t bytes)
+{
+    for (uint64_t chunk = at / KP_ARENA_CHUNK; bytes > 0 && chunk <= (at + bytes - 1) / KP_ARENA_CHUNK; chunk++)
+        have_registered(s, home, chunk);
+}
+
 void kp_arena_leave(struct kp_server *s, struct kp_home *home)
 {
     for (uint64_t chunk = 0; chunk < KP_ARENA_CHUNKS; chunk++)

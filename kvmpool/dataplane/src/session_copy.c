@@ -96,6 +96,8 @@ static int copy_in(struct kp_server *s, struct kp_work *w, const struct box *box
     uint32_t length;
     int rc;
 
+    if (result == CUDA_SUCCESS)
+        result = kp_refuse_capture(s, stream);
     while (at < box->bytes && result == CUDA_SUCCESS) {
         if ((rc = kp_take_bulk_frame(s, w->seq, box->bytes - at, &length)) != 0)
             return rc;
@@ -178,7 +180,7 @@ static int copy_out(struct kp_server *s, struct kp_work *w, const struct box *bo
     void *stream;
     int rc = kp_resolve(s, stream_number, KP_STREAM, &stream);
 
-    if (rc != CUDA_SUCCESS || box->bytes == 0)
+    if (rc != CUDA_SUCCESS || box->bytes == 0 || (rc = kp_refuse_capture(s, stream)) != CUDA_SUCCESS)
         return rc;
     if (pthread_mutex_trylock(&w->home->out_lock) != 0)
         return copy_plain(s, w, box, stream);
@@ -200,16 +202,20 @@ static bool mul_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *sum)
     return !__builtin_mul_overflow(a, b, sum) && !__builtin_add_overflow(*sum, c, sum);
 }
 
-/* Whether the box is one, and the session's memory holds all of it. */
-static bool box_holds(struct kp_server *s, uint64_t va, uint64_t width, uint64_t height, uint64_t depth, uint64_t pitch, uint64_t rows)
+bool kp_box_span(uint64_t width, uint64_t height, uint64_t depth, uint64_t pitch, uint64_t rows, uint64_t *span)
 {
-    uint64_t span, layer;
+    uint64_t layer;
 
     if (width == 0 || height == 0 || depth == 0 || pitch < width || rows < height)
         return false;
-    if (!mul_add(rows, pitch, 0, &layer) || !mul_add(height - 1, pitch, width, &span) || !mul_add(depth - 1, layer, span, &span))
-        return false;
-    return kp_memory_holds(s, va, span);
+    return mul_add(rows, pitch, 0, &layer) && mul_add(height - 1, pitch, width, span) && mul_add(depth - 1, layer, *span, span);
+}
+
+bool kp_box_holds(struct kp_server *s, uint64_t va, uint64_t width, uint64_t height, uint64_t depth, uint64_t pitch, uint64_t rows)
+{
+    uint64_t span;
+
+    return kp_box_span(width, height, depth, pitch, rows, &span) && kp_memory_holds(s, va, span);
 }
 
 /* The numbers of box_in and box_out are the same; false where they are no box. */
@@ -222,7 +228,7 @@ static bool read_box(struct kp_server *s, const struct kp_work *w, bool out, str
                         in[KP_BOX_IN_DEPTH], in[KP_BOX_IN_PITCH], in[KP_BOX_IN_ROWS], out};
     if (!mul_add(box->width, box->height, 0, &bytes) || !mul_add(bytes, box->depth, 0, &bytes) || bytes != box->bytes)
         return false;
-    return box_holds(s, box->va, box->width, box->height, box->depth, box->pitch, box->rows);
+    return kp_box_holds(s, box->va, box->width, box->height, box->depth, box->pitch, box->rows);
 }
 _Static_assert((int)KP_BOX_IN_STREAM == (int)KP_BOX_OUT_STREAM && (int)KP_BOX_IN_IN == (int)KP_BOX_OUT_IN, "read_box");
 
@@ -259,8 +265,8 @@ int kp_do_box_between(struct kp_server *s, struct kp_work *w)
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    if (!box_holds(s, copy.srcDevice, in[0], in[1], in[2], copy.srcPitch, copy.srcHeight) ||
-        !box_holds(s, copy.dstDevice, in[0], in[1], in[2], copy.dstPitch, copy.dstHeight))
+    if (!kp_box_holds(s, copy.srcDevice, in[0], in[1], in[2], copy.srcPitch, copy.srcHeight) ||
+        !kp_box_holds(s, copy.dstDevice, in[0], in[1], in[2], copy.dstPitch, copy.dstHeight))
         return CUDA_ERROR_INVALID_VALUE;
     return s->driver.cuMemcpy3DAsync_v2(&copy, stream);
 }

@@ -40,6 +40,7 @@ struct kp_meter {
     pthread_cond_t closed, settled; /* a batch for the thread; something for the reader */
     struct mark marks[MARKS], *spare, *open, *first, *last;
     struct mark *before; /* measured last: where the next begins to count */
+    bool wanting;        /* the reader is about to launch */
     bool holding;        /* the turn is ours */
     bool locked;         /* ... by the lock, not because nobody gave it */
     bool shared;         /* with others that want the card; looked at every SHARED_NS */
@@ -125,8 +126,11 @@ static void take_turn(struct kp_meter *m)
 
 static void give_turn(struct kp_meter *m)
 {
-    if (m->holding && m->locked)
+    if (m->holding && m->locked) {
+        if (m->wanting)
+            kp_turns_wish(&m->turns);
         kp_turns_leave(&m->turns);
+    }
     m->holding = false;
 }
 
@@ -151,18 +155,20 @@ static bool is_shared(struct kp_meter *m)
 }
 
 /* Where others wait, about one turn's work is ahead, so that it can be given back in time. */
-static void wait_for_room(struct kp_meter *m)
+static void wait_for_room(struct kp_meter *m, unsigned launches)
 {
-    if ((m->in_flight + 1) * m->launch_ns <= KP_TURN_NS || m->in_flight == 0 || !is_shared(m))
+    if ((m->in_flight + launches) * m->launch_ns <= KP_TURN_NS || m->in_flight == 0 || !is_shared(m))
         return;
     close_batch(m);
     while (m->first != NULL && m->in_flight * m->launch_ns > KP_TURN_NS / 2)
         pthread_cond_wait(&m->settled, &m->lock);
 }
 
-static void before_launch(struct kp_meter *m, struct kp_home *home, void *stream)
+/* `launches`: as how many it counts; a graph has many kernels. */
+static void before_launch(struct kp_meter *m, struct kp_home *home, void *stream, unsigned launches)
 {
-    wait_for_room(m);
+    m->wanting = true;
+    wait_for_room(m, launches);
     if (m->holding && now_ns() - m->since_ns >= KP_TURN_NS) {
         if (!kp_turns_due(&m->turns))
             m->since_ns = now_ns();
@@ -171,13 +177,14 @@ static void before_launch(struct kp_meter *m, struct kp_home *home, void *stream
     }
     if (!m->holding)
         take_turn(m);
-    if (m->open != NULL && (m->open->stream != stream || m->open->home != home || m->open->launches == BATCH_LAUNCHES))
+    m->wanting = false;
+    if (m->open != NULL && (m->open->stream != stream || m->open->home != home || m->open->launches >= BATCH_LAUNCHES))
         close_batch(m);
     if (m->open == NULL)
         open_batch(m, home, stream);
     if (m->open != NULL) {
-        m->open->launches++;
-        m->in_flight++;
+        m->open->launches += launches;
+        m->in_flight += launches;
     } else if (m->first == NULL) {
         give_turn(m); /* nothing will be measured at whose end it could be given */
     }
@@ -312,18 +319,28 @@ int kp_meter_start(struct kp_server *s)
     return 0;
 }
 
+/* 0: it computes nothing on the card. */
+static unsigned launches_of(struct kp_server *s, const struct kp_work *w)
+{
+    if (w->op == KP_OP_launch)
+        return 1;
+    return w->op == KP_OP_cuGraphLaunch ? kp_exec_launches(s, w->in[0]) : 0;
+}
+
 void kp_meter_call(struct kp_server *s, const struct kp_work *w)
 {
     struct kp_meter *m = s->meter;
+    unsigned launches = launches_of(s, w);
     void *stream;
 
     if (m == NULL)
         return;
     pthread_mutex_lock(&m->lock);
-    if (w->op != KP_OP_launch)
+    if (launches == 0)
         close_batch(m);
-    else if (kp_resolve(s, w->in[KP_LAUNCH_STREAM], KP_STREAM, &stream) == CUDA_SUCCESS)
-        before_launch(m, w->home, stream);
+    else if (kp_resolve(s, w->op == KP_OP_launch ? w->in[KP_LAUNCH_STREAM] : w->in[1], KP_STREAM, &stream) == CUDA_SUCCESS &&
+             !kp_capturing(s, stream)) /* else nothing runs now */
+        before_launch(m, w->home, stream, launches);
     pthread_mutex_unlock(&m->lock);
 }
 

@@ -87,7 +87,7 @@ static CUresult launch_cooperative(struct kp_server *s, struct kp_work *w, CUfun
     return s->driver.cuLaunchKernelEx(&config, function, NULL, extra);
 }
 
-/* A launch is waited for only under KVMPOOL_SYNC=1: then what it does wrong is its own answer. */
+/* A launch is waited for under KVMPOOL_SYNC=1: then what it does wrong is its own answer. And while something is captured. */
 static CUresult launch(struct kp_server *s, struct kp_work *w, CUfunction function, CUstream stream, void **extra)
 {
     const uint64_t *in = w->in;
@@ -100,7 +100,7 @@ static CUresult launch(struct kp_server *s, struct kp_work *w, CUfunction functi
                                       (unsigned)in[KP_LAUNCH_GRID_Z], (unsigned)in[KP_LAUNCH_BLOCK_X],
                                       (unsigned)in[KP_LAUNCH_BLOCK_Y], (unsigned)in[KP_LAUNCH_BLOCK_Z],
                                       (unsigned)in[KP_LAUNCH_SHARED], stream, NULL, extra);
-    return rc == CUDA_SUCCESS && w->wanted ? s->driver.cuStreamSynchronize(stream) : rc;
+    return rc == CUDA_SUCCESS && w->wanted && !kp_capturing(s, stream) ? s->driver.cuStreamSynchronize(stream) : rc;
 }
 
 int kp_do_launch(struct kp_server *s, struct kp_work *w)

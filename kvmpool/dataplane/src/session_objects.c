@@ -12,8 +12,8 @@ static void wait_for_mark(struct kp_server *s, struct kp_handle *stream)
     struct kp_handle *context = kp_handles_get(&s->handles, stream->parent, KP_CONTEXT);
     struct kp_home *home = context != NULL ? context->value : NULL;
 
-    if (home == NULL || home->mark == NULL || stream->other == home->marks)
-        return;
+    if (home == NULL || home->mark == NULL || stream->other == home->marks || kp_capturing(s, stream->value))
+        return; /* what is captured waits when it is launched */
     stream->other = home->marks;
     if (s->driver.cuEventQuery(home->mark) == CUDA_ERROR_NOT_READY)
         kp_note(s, s->driver.cuStreamWaitEvent(stream->value, home->mark, 0));
@@ -35,7 +35,9 @@ int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **o
     if (entry != NULL)
         *object = entry->value;
     pthread_mutex_unlock(&s->handles_lock);
-    return entry != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (entry == NULL)
+        return kind == KP_GRAPH || kind == KP_EXEC ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_SUCCESS;
 }
 
 uint64_t kp_parent_of(struct kp_server *s, uint64_t number, enum kp_kind kind)
@@ -82,8 +84,12 @@ int kp_may_adopt(struct kp_server *s, uint64_t number, enum kp_kind kind)
 /* What is behind other handles is the driver's. */
 static void gone(struct kp_handle *entry)
 {
-    if (kp_handle_kind(entry->number) == KP_LINK)
-        kp_linker_free(entry->value);
+    switch (kp_handle_kind(entry->number)) {
+    case KP_LINK: kp_linker_free(entry->value); break;
+    case KP_GRAPH: kp_graph_free(entry->value); break;
+    case KP_EXEC: kp_exec_free(entry->value); break;
+    default: break;
+    }
 }
 
 void kp_forget(struct kp_server *s, uint64_t number)

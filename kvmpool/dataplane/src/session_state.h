@@ -120,6 +120,7 @@ struct kp_server {
     unsigned homes; /* made so far */
 
     atomic_int deferred; /* first asynchronous error that nobody was told of */
+    atomic_uint captures; /* that were begun and not seen to end */
     atomic_int sticky;   /* error that the context does not recover from */
 
     unsigned char *in;   /* KP_READ_BYTES, made at start */
@@ -229,6 +230,30 @@ CUresult kp_compiler_give(struct kp_work *w, const struct kp_compiler *compiler,
 
 CUresult kp_container_check(const unsigned char *image, uint64_t bytes); /* session_container.c: INVALID_IMAGE where it reaches beyond */
 
+/* session_capture.c */
+bool kp_capturing(struct kp_server *s, CUstream stream);
+CUresult kp_refuse_capture(struct kp_server *s, CUstream stream); /* 0, or 900 where it captures, which is then invalid */
+
+/* session_graph.c: what is behind KP_GRAPH and KP_EXEC. */
+struct kp_graph {
+    const struct kp_driver *driver;
+    CUgraph graph;
+    CUgraphNode *node; /* by its number on the wire; NULL: destroyed */
+    uint32_t nodes, room;
+};
+struct kp_exec {
+    const struct kp_driver *driver;
+    CUgraphExec exec;
+    unsigned launches; /* that one of it counts for */
+};
+int kp_graph_adopt(struct kp_server *s, struct kp_work *w, uint64_t number, CUgraph graph); /* takes it, whatever it answers */
+CUresult kp_graph_of(struct kp_server *s, uint64_t number, struct kp_graph **graph);
+CUresult kp_graph_node(const struct kp_graph *graph, uint64_t index, CUgraphNode *node);
+bool kp_graph_room(struct kp_graph *graph); /* for one node more */
+void kp_graph_free(void *graph);
+void kp_exec_free(void *exec);
+unsigned kp_exec_launches(struct kp_server *s, uint64_t number); /* 0: it is none */
+
 void kp_linker_free(void *linker); /* session_linker.c: the session's half of one whose context is gone */
 
 /* session_module.c: the reply's bytes are a struct kp_function_info. */
@@ -250,7 +275,12 @@ void kp_own_look(struct kp_server *s); /* with memory_lock held: charges what is
 void kp_own_look_sometimes(struct kp_server *s); /* likewise, where the last look is a while ago */
 int kp_have_library(struct kp_server *s, const struct kp_home *home, uint64_t number); /* loaded in the context, and charged */
 
+/* session_copy.c: whether the box is one, from its first byte to its last; and the session's memory holds all of it. */
+bool kp_box_span(uint64_t width, uint64_t height, uint64_t depth, uint64_t pitch, uint64_t rows, uint64_t *span);
+bool kp_box_holds(struct kp_server *s, uint64_t va, uint64_t width, uint64_t height, uint64_t depth, uint64_t pitch, uint64_t rows);
+
 /* session_arena.c */
+void kp_arena_register(struct kp_server *s, struct kp_home *home, uint64_t at, uint64_t bytes); /* before the card uses it */
 void kp_arena_leave(struct kp_server *s, struct kp_home *home); /* before its context goes */
 
 /* session_reap.c: hands a freed allocation to the reaper, which owns it then; where `wait`, it is gone on return. */
@@ -272,6 +302,25 @@ int kp_do_arena_in(struct kp_server *s, struct kp_work *w);
 int kp_do_arena_out(struct kp_server *s, struct kp_work *w);
 int kp_do_module_find(struct kp_server *s, struct kp_work *w);
 int kp_do_library_find(struct kp_server *s, struct kp_work *w);
+int kp_do_capture_begin(struct kp_server *s, struct kp_work *w);
+int kp_do_capture_end(struct kp_server *s, struct kp_work *w);
+int kp_do_capture_info(struct kp_server *s, struct kp_work *w);
+int kp_do_graph_create(struct kp_server *s, struct kp_work *w);
+int kp_do_graph_clone(struct kp_server *s, struct kp_work *w);
+int kp_do_graph_list(struct kp_server *s, struct kp_work *w);
+int kp_do_graph_edges(struct kp_server *s, struct kp_work *w);
+int kp_do_graph_exec(struct kp_server *s, struct kp_work *w);
+int kp_do_exec_update(struct kp_server *s, struct kp_work *w);
+int kp_do_node_kernel(struct kp_server *s, struct kp_work *w);
+int kp_do_node_kernel_set(struct kp_server *s, struct kp_work *w);
+int kp_do_node_fill(struct kp_server *s, struct kp_work *w);
+int kp_do_node_copy(struct kp_server *s, struct kp_work *w);
+int kp_do_node_graph(struct kp_server *s, struct kp_work *w);
+int kp_do_node_destroy(struct kp_server *s, struct kp_work *w);
+int kp_do_cuGraphDestroy(struct kp_server *s, struct kp_work *w);
+int kp_do_cuGraphExecDestroy(struct kp_server *s, struct kp_work *w);
+int kp_do_cuGraphUpload(struct kp_server *s, struct kp_work *w);
+int kp_do_cuGraphLaunch(struct kp_server *s, struct kp_work *w);
 int kp_do_names(struct kp_server *s, struct kp_work *w);
 int kp_do_library_load(struct kp_server *s, struct kp_work *w);
 int kp_do_library_module(struct kp_server *s, struct kp_work *w);

@@ -93,14 +93,14 @@ static bool ready(struct kp_server *s, const struct kp_work *w)
 
     switch (w->op) {
     case KP_OP_cuStreamSynchronize:
-        return kp_resolve(s, w->in[0], KP_STREAM, &object) != CUDA_SUCCESS ||
+        return kp_resolve(s, w->in[0], KP_STREAM, &object) != CUDA_SUCCESS || kp_capturing(s, object) ||
                s->driver.cuStreamQuery(object) != CUDA_ERROR_NOT_READY;
     case KP_OP_cuEventSynchronize:
         return kp_resolve(s, w->in[0], KP_EVENT, &object) != CUDA_SUCCESS ||
                s->driver.cuEventQuery(object) != CUDA_ERROR_NOT_READY;
     case KP_OP_copy_out:
         return w->in[KP_COPY_OUT_BYTES] <= KP_BODY_MAX &&
-               (kp_resolve(s, w->in[KP_COPY_OUT_STREAM], KP_STREAM, &object) != CUDA_SUCCESS ||
+               (kp_resolve(s, w->in[KP_COPY_OUT_STREAM], KP_STREAM, &object) != CUDA_SUCCESS || kp_capturing(s, object) ||
                 s->driver.cuStreamQuery(object) != CUDA_ERROR_NOT_READY);
     default: return false;
     }

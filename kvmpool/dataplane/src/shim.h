@@ -91,6 +91,13 @@ struct kp_function {
     char name[];
 };
 
+#define KP_CAPTURES_MAX 64 /* of a process at once */
+struct kp_capture {
+    uint64_t stream;
+    CUstreamCaptureMode mode;
+    pthread_t thread; /* that began it */
+};
+
 struct kp_shim {
     pthread_mutex_t tx;
     pthread_cond_t filled; /* the flusher's: `flushing` was set */
@@ -108,6 +115,8 @@ struct kp_shim {
     size_t host_bulk;      /* bytes sent while there were some */
     pthread_cond_t host_idle;
     struct kp_stats stats;
+    atomic_uint captures; /* under way; written with `tx` held. No call is fire-and-forget then */
+    struct kp_capture capture[KP_CAPTURES_MAX];
 };
 
 extern struct kp_shim kp_shim;
@@ -243,6 +252,32 @@ CUresult kp_image_load(uint16_t op, uint64_t handle, const struct kp_image *imag
                        void **out); /* gives `tx` back, and `handle` (0: there was none left) where it fails */
 CUresult kp_jit_read(struct kp_jit *jit, unsigned count, const CUjit_option *options, void **values);
 void kp_jit_give(const struct kp_jit *jit, const void *reply, size_t got); /* its struct kp_logs */
+
+/* shim_launch.c, with `tx` held: checked and packed; `buffer` stays right while `tx` is held. */
+struct kp_launch {
+    unsigned grid[3], block[3], shared;
+    CUstream stream;
+    bool cooperative;
+};
+CUresult kp_launch_pack(CUfunction f, const struct kp_launch *launch, void **params, void **extra, const void **buffer, uint32_t *bytes);
+
+/* shim_capture.c */
+CUresult kp_capture_unsafe(void); /* 0, or 900 where a capture forbids this thread what may be unsafe: then it is invalid */
+CUresult kp_capture_refuses(CUstream stream, const char *what); /* 0, or 900 where it captures, which is then invalid */
+void kp_capture_forget(uint64_t stream); /* with `tx` held */
+
+/* shim_graph.c */
+void kp_graph_free(void *nodes);
+CUresult kp_graph_has(uint64_t graph, uint32_t count); /* a graph's first nodes */
+/* With `tx` held: */
+CUresult kp_graph_number(CUgraph graph, uint64_t *number);
+CUresult kp_node_number(CUgraphNode node, uint64_t *graph, uint32_t *number);
+CUgraphNode kp_node_next(uint64_t graph, uint32_t *number); /* NULL: there is no room for it */
+void kp_node_undo(uint64_t graph, uint32_t number);
+CUgraphNode kp_node_of(uint64_t graph, uint32_t number); /* NULL: there is none */
+
+/* shim_box.c, with `tx` held: what op node_copy says of a copy. */
+CUresult kp_box_node(const CUDA_MEMCPY3D *copy, uint64_t *in);
 
 /* shim_linker.c */
 void kp_linker_free(void *linker);

@@ -201,14 +201,18 @@ CUresult kp_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream hStream)
     return copy(&from, &to, &shape, hStream);
 }
 
+#define SIDE_FROM(c)                                                                                                               \
+    {.type = (c)->srcMemoryType, .host = (char *)(uintptr_t)(c)->srcHost, .device = (c)->srcDevice, .x = (c)->srcXInBytes,         \
+     .y = (c)->srcY, .z = (c)->srcZ, .pitch = (c)->srcPitch, .rows = (c)->srcHeight}
+#define SIDE_TO(c)                                                                                                                 \
+    {.type = (c)->dstMemoryType, .host = (c)->dstHost, .device = (c)->dstDevice, .x = (c)->dstXInBytes, .y = (c)->dstY,            \
+     .z = (c)->dstZ, .pitch = (c)->dstPitch, .rows = (c)->dstHeight}
+
 CUresult kp_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream hStream)
 {
     if (c == NULL || c->srcLOD != 0 || c->dstLOD != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    struct side from = {.type = c->srcMemoryType, .host = (char *)(uintptr_t)c->srcHost, .device = c->srcDevice,
-                        .x = c->srcXInBytes, .y = c->srcY, .z = c->srcZ, .pitch = c->srcPitch, .rows = c->srcHeight};
-    struct side to = {.type = c->dstMemoryType, .host = c->dstHost, .device = c->dstDevice,
-                      .x = c->dstXInBytes, .y = c->dstY, .z = c->dstZ, .pitch = c->dstPitch, .rows = c->dstHeight};
+    struct side from = SIDE_FROM(c), to = SIDE_TO(c);
     struct shape shape = {.width = c->WidthInBytes, .height = c->Height, .depth = c->Depth};
     return copy(&from, &to, &shape, hStream);
 }
@@ -217,4 +221,35 @@ CUresult kp_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream hStream)
 CUresult kp_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *c, CUstream hStream)
 {
     return kp_cuMemcpy3DAsync_v2(c, hStream);
+}
+
+/* One end of it: card memory, or where it is in the window. */
+static CUresult node_side(struct side *side, const struct shape *shape, uint64_t *at, uint64_t window, uint64_t *in)
+{
+    CUresult rc = work_out(side, shape);
+
+    at[0] = side->device;
+    at[1] = side->pitch;
+    at[2] = side->rows;
+    if (rc != CUDA_SUCCESS || side->type == CU_MEMORYTYPE_DEVICE)
+        return rc != CUDA_SUCCESS ? rc : kp_device_range(side->device, side->span);
+    in[KP_NODE_COPY_WINDOW] |= window;
+    return kp_host_shared(side->host, side->span, at) ? CUDA_SUCCESS : kp_unsupported("cuGraphAddMemcpyNode of memory that is not page-locked in the window");
+}
+
+CUresult kp_box_node(const CUDA_MEMCPY3D *c, uint64_t *in)
+{
+    struct side from = SIDE_FROM(c), to = SIDE_TO(c);
+    struct shape shape = {.width = c->WidthInBytes, .height = c->Height, .depth = c->Depth};
+    CUresult rc;
+
+    if (c->srcLOD != 0 || c->dstLOD != 0 || shape.width == 0 || shape.height == 0 || shape.depth == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    in[KP_NODE_COPY_WIDTH] = shape.width;
+    in[KP_NODE_COPY_HEIGHT] = shape.height;
+    in[KP_NODE_COPY_DEPTH] = shape.depth;
+    in[KP_NODE_COPY_WINDOW] = 0;
+    if ((rc = node_side(&from, &shape, &in[KP_NODE_COPY_FROM], 1, in)) != CUDA_SUCCESS)
+        return rc;
+    return node_side(&to, &shape, &in[KP_NODE_COPY_TO], 2, in);
 }

@@ -174,9 +174,9 @@ static void give_back(struct region *region)
 CUresult kp_cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
 {
     struct region region = {.bytes = bytesize, .flags = flags, .ours = true};
-    CUresult rc = kp_enter();
+    CUresult rc = kp_capture_unsafe();
 
-    if (rc != CUDA_SUCCESS)
+    if (rc != CUDA_SUCCESS || (rc = kp_enter()) != CUDA_SUCCESS)
         return rc;
     if (pp == NULL || bytesize == 0 || (flags & ~7u) != 0)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);

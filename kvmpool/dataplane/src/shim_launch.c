@@ -3,13 +3,7 @@
 
 #include <string.h>
 
-struct launch {
-    unsigned grid[3], block[3], shared;
-    CUstream stream;
-    bool cooperative;
-};
-
-static CUresult check_shape(const struct launch *launch, const struct kp_function *function)
+static CUresult check_shape(const struct kp_launch *launch, const struct kp_function *function)
 {
     const int32_t *device = kp_shim.device.value, *attribute = function->info.value;
     uint64_t threads = 1;
@@ -70,7 +64,7 @@ static CUresult pack(const struct kp_function *function, void **params, unsigned
 }
 
 /* All blocks of a cooperative launch must fit on the device at once. */
-static CUresult check_cooperative(CUfunction f, const struct launch *launch)
+static CUresult check_cooperative(CUfunction f, const struct kp_launch *launch)
 {
     uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
@@ -87,11 +81,24 @@ static CUresult check_cooperative(CUfunction f, const struct launch *launch)
                : CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
-static CUresult run(CUfunction f, const struct launch *launch, void **params, void **extra)
+CUresult kp_launch_pack(CUfunction f, const struct kp_launch *launch, void **params, void **extra, const void **buffer, uint32_t *bytes)
 {
-    const void *buffer = kp_shim.params;
+    struct kp_function *function = kp_function_of(f);
+    CUresult rc;
+
+    if (function == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if ((rc = check_shape(launch, function)) != CUDA_SUCCESS)
+        return rc;
+    *buffer = kp_shim.params;
+    *bytes = function->param_bytes;
+    return extra != NULL ? read_extra(extra, buffer, bytes) : pack(function, params, kp_shim.params);
+}
+
+static CUresult run(CUfunction f, const struct kp_launch *launch, void **params, void **extra)
+{
     uint64_t in[KP_LAUNCH_IN] = {(uint64_t)(uintptr_t)f};
-    struct kp_function *function;
+    const void *buffer;
     uint32_t bytes;
     CUresult rc;
 
@@ -101,13 +108,7 @@ static CUresult run(CUfunction f, const struct launch *launch, void **params, vo
         return rc;
     if ((rc = kp_enter()) != CUDA_SUCCESS)
         return rc;
-    if ((function = kp_function_of(f)) == NULL)
-        return kp_leave(CUDA_ERROR_INVALID_HANDLE);
-    rc = check_shape(launch, function);
-    bytes = function->param_bytes;
-    if (rc == CUDA_SUCCESS)
-        rc = extra != NULL ? read_extra(extra, &buffer, &bytes) : pack(function, params, kp_shim.params);
-    if (rc == CUDA_SUCCESS)
+    if ((rc = kp_launch_pack(f, launch, params, extra, &buffer, &bytes)) == CUDA_SUCCESS)
         rc = kp_stream_number(launch->stream, &in[KP_LAUNCH_STREAM]);
     if (rc != CUDA_SUCCESS)
         return kp_leave(rc);
@@ -124,7 +125,7 @@ CUresult kp_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gri
                            unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                            unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 {
-    struct launch launch = {
+    struct kp_launch launch = {
         {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream, false,
     };
 
@@ -135,7 +136,7 @@ CUresult kp_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsig
                                       unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                       unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
 {
-    struct launch launch = {
+    struct kp_launch launch = {
         {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream, true,
     };
 
@@ -144,7 +145,7 @@ CUresult kp_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsig
 
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra, CUstream stream)
 {
-    struct launch launch;
+    struct kp_launch launch;
     bool cooperative = false;
 
     if (config == NULL || (config->numAttrs > 0 && config->attrs == NULL))
@@ -156,7 +157,7 @@ static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **par
         else if (id != 0 /* ignore */ && id != 1 /* access policy window */ && id != 8 /* priority */)
             return kp_unsupported("cuLaunchKernelEx with attributes");
     }
-    launch = (struct launch){
+    launch = (struct kp_launch){
         {config->gridDimX, config->gridDimY, config->gridDimZ},
         {config->blockDimX, config->blockDimY, config->blockDimZ},
         config->sharedMemBytes,

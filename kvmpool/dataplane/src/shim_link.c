@@ -211,7 +211,7 @@ static CUresult call(uint16_t op, const uint64_t *numbers, unsigned count, const
     wait_for_functions(bulk, bulk_bytes);
     seq = link->seq++;
 
-    if (answer == NULL && kp_shim.synchronous)
+    if (answer == NULL && (kp_shim.synchronous || atomic_load(&kp_shim.captures) > 0))
         answer = &nothing;
     if (answer != NULL)
         kp_expect(&waiter, seq, answer);

@@ -11,7 +11,7 @@ static CUresult allocate(CUdeviceptr *dptr, size_t bytesize)
 
     if (dptr == NULL || bytesize == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if ((rc = kp_enter()) != CUDA_SUCCESS)
+    if ((rc = kp_capture_unsafe()) != CUDA_SUCCESS || (rc = kp_enter()) != CUDA_SUCCESS)
         return rc;
     if (bytesize > kp_shim.welcome.memory_bytes || (in[KP_ALLOC_VA] = kp_space_take(bytesize, kp_current())) == 0)
         return kp_leave(CUDA_ERROR_OUT_OF_MEMORY);
@@ -56,8 +56,11 @@ CUresult kp_cuMemFree_v2(CUdeviceptr dptr)
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    if (dptr == 0)
-        return kp_leave(CUDA_SUCCESS);
+    if (dptr == 0 || atomic_load(&kp_shim.captures) > 0) {
+        kp_leave(rc);
+        if (dptr == 0 || (rc = kp_capture_unsafe()) != CUDA_SUCCESS || (rc = kp_enter()) != CUDA_SUCCESS)
+            return rc;
+    }
     if (!kp_pools_forget(dptr) || !kp_space_give(dptr))
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
     return kp_send(KP_OP_free, in, KP_FREE_IN, NULL, 0);

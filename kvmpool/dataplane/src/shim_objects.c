@@ -15,6 +15,8 @@ static void release(struct kp_handle *entry)
     case KP_FUNCTION:
     case KP_KERNEL: free(entry->value); break;
     case KP_LINK: kp_linker_free(entry->value); break;
+    case KP_STREAM: kp_capture_forget(entry->number); break;
+    case KP_GRAPH: kp_graph_free(entry->value); break;
     default: break; /* what is behind it is the worker's */
     }
 }
@@ -42,7 +44,9 @@ CUresult kp_object_number(enum kp_kind kind, const void *object, uint64_t *numbe
     *number = (uint64_t)(uintptr_t)object;
     if (kind == KP_FUNCTION && kp_handle_kind(*number) == KP_KERNEL) /* a kernel may stand for a function */
         kind = KP_KERNEL;
-    return kp_handles_get(&kp_shim.handles, *number, kind) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (kp_handles_get(&kp_shim.handles, *number, kind) != NULL)
+        return CUDA_SUCCESS;
+    return kind == KP_GRAPH || kind == KP_EXEC ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE; /* as CUDA's */
 }
 
 /* The thread's own default stream in its context, made on first use: the worker has one thread, so none of its own. */

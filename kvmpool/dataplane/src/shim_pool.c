@@ -265,11 +265,17 @@ static CUresult allocate(CUdeviceptr *dptr, size_t bytes, uint64_t number, CUstr
 
 CUresult kp_cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 {
-    return allocate(dptr, bytesize, 0, hStream);
+    CUresult rc = kp_capture_refuses(hStream, "cuMemAllocAsync in a captured stream");
+
+    return rc != CUDA_SUCCESS ? rc : allocate(dptr, bytesize, 0, hStream);
 }
 
 CUresult kp_cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
 {
+    CUresult rc = kp_capture_refuses(hStream, "cuMemAllocFromPoolAsync in a captured stream");
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
     return pool == NULL ? CUDA_ERROR_INVALID_VALUE : allocate(dptr, bytesize, (uint64_t)(uintptr_t)pool, hStream);
 }
 
@@ -278,9 +284,9 @@ CUresult kp_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 {
     struct block *block;
     uint64_t stream;
-    CUresult rc = kp_enter();
+    CUresult rc = kp_capture_refuses(hStream, "cuMemFreeAsync in a captured stream");
 
-    if (rc != CUDA_SUCCESS)
+    if (rc != CUDA_SUCCESS || (rc = kp_enter()) != CUDA_SUCCESS)
         return rc;
     if ((rc = kp_stream_number(hStream, &stream)) != CUDA_SUCCESS)
         return kp_leave(rc);

@@ -37,16 +37,6 @@ CUresult kp_cuStreamGetDevice(CUstream hStream, CUdevice *device)
     return rc;
 }
 
-CUresult kp_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
-{
-    CUcontext context;
-    CUresult rc = captureStatus == NULL ? CUDA_ERROR_INVALID_VALUE : kp_cuStreamGetCtx(hStream, &context);
-
-    if (rc == CUDA_SUCCESS)
-        *captureStatus = 0; /* none: capture is not supported */
-    return rc;
-}
-
 CUresult kp_cuStreamGetId(CUstream hStream, unsigned long long *streamId)
 {
     uint64_t number;
@@ -115,17 +105,4 @@ CUresult kp_cuStreamGetFlags(CUstream hStream, unsigned int *flags)
     if (rc == CUDA_SUCCESS)
         *flags = info.flags;
     return rc;
-}
-
-/* Capture is not supported, so no thread's mode ever matters; it is kept as CUDA keeps it. */
-CUresult kp_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-    static __thread CUstreamCaptureMode kept;
-    CUstreamCaptureMode old = kept;
-
-    if (mode == NULL || *mode < 0 || *mode > 2)
-        return CUDA_ERROR_INVALID_VALUE;
-    kept = *mode;
-    *mode = old;
-    return CUDA_SUCCESS;
 }

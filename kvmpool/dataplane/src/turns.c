@@ -251,6 +251,11 @@ void kp_turns_leave(struct kp_turns *turns)
     syscall(SYS_futex, &turns->page->bell, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
+void kp_turns_wish(struct kp_turns *turns)
+{
+    atomic_store(&turns->page->claim[turns->seat].wish_ns[turns->slot], now_ns());
+}
+
 uint64_t kp_turns_used(const struct kp_turns *turns)
 {
     return turns->page ? atomic_load(&turns->page->claim[turns->seat].used_ns) : 0;

@@ -71,6 +71,9 @@ void kp_turns_charge(struct kp_turns *turns, uint64_t ns);
 
 void kp_turns_leave(struct kp_turns *turns);
 
+/* Before it leaves, by one that will take the turn again: else whoever the bell wakes finds that nobody else wants it. */
+void kp_turns_wish(struct kp_turns *turns);
+
 uint64_t kp_turns_used(const struct kp_turns *turns);
 
 #endif
