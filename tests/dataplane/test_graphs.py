@@ -78,7 +78,8 @@ def test_over_a_socket_a_copy_of_host_memory_is_not_captured_and_said_so(place: 
 
 
 WORDS = {
-    "synchronise": 900, "query": 900, "context": 900, "alloc": 900, "free": 900, "event": 900, "captured_event": 907,
+    "synchronise": 900, "query": 900, "context": 900, "alloc": 900, "alloc_in_order": 900, "free": 900,
+    "event": 900, "captured_event": 907,
     "outside": 905, "legacy_launch": 906, "legacy_copy": 906, "legacy_record": 906, "legacy_status": 906,
     "legacy_beside": 0, "begin_legacy": 900, "begin_again": 401, "not_begun": 401, "end": 901, "launch_then": 901,
     "no_graph": 1, "status": 2, "status_after": 0, "runs_again": 0,

@@ -105,9 +105,15 @@ def pool(short_dir: Path) -> Iterator[Pool]:
         claim.end()
 
 
-def run(pool: Pool, claims: list[Claim], seconds: float = SECONDS, rounds: int = 1_000_000) -> list[float]:
-    """Saturate all at once; the card's busy percent of each claim over `seconds`, and all results were right."""
-    programs = [claim.start(pool.program, seconds + 1, rounds) for claim in claims]
+def run(
+    pool: Pool, claims: list[Claim], seconds: float = SECONDS, rounds: int = 1_000_000, graphs: tuple[int, ...] = ()
+) -> list[float]:
+    """Saturate all at once; the card's busy percent of each claim over `seconds`, and all results were right.
+
+    The claims numbered in `graphs` launch graphs of three kernels, the others kernels; all have about as much ahead.
+    """
+    ways = [("3", "graph") if number in graphs else ("8",) for number in range(len(claims))]
+    programs = [claim.start(pool.program, seconds + 1, rounds, *way) for claim, way in zip(claims, ways, strict=True)]
     for program in programs:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
@@ -147,6 +153,20 @@ def test_a_hard_limit_holds_for_a_claim_that_is_alone(pool: Pool) -> None:
     print(share)
     assert share == pytest.approx(25, abs=2.5)
     assert claim.status()["compute_limit_percent"] == 25
+
+
+@pytest.mark.parametrize("graphs", [(0,), (1,), (0, 1)], ids=["30 by graphs", "70 by graphs", "both"])
+def test_launches_of_graphs_count_as_much_as_their_kernels(pool: Pool, graphs: tuple[int, ...]) -> None:
+    shares = run(pool, [pool.claim("--compute", "30"), pool.claim("--compute", "70")], 10.0, graphs=graphs)
+    print(shares)
+    assert sum(shares) > 80
+    assert [share * 100 / sum(shares) for share in shares] == pytest.approx([30, 70], abs=5)
+
+
+def test_a_hard_limit_holds_for_graphs(pool: Pool) -> None:
+    (share,) = run(pool, [pool.claim("--compute", "10", "--compute-limit", "25")], 10.0, graphs=(0,))
+    print(share)
+    assert share == pytest.approx(25, abs=2.5)
 
 
 def test_what_one_does_not_use_goes_to_the_other(pool: Pool) -> None:

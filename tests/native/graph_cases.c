@@ -213,6 +213,9 @@ static void case_forbidden(void)
     say("alloc", cu(cuMemAlloc_v2, &more, (size_t)64));
     say_end("end", stream);
     begin(stream);
+    say("alloc_in_order", cu(cuMemAllocAsync, &more, (size_t)64, stream));
+    say_end("end", stream);
+    begin(stream);
     say("free", cu(cuMemFree_v2, twin));
     say_end("end", stream);
     begin(stream);

@@ -1,7 +1,8 @@
 /* saturate.c: a guest program that always has work on the card. Prints "launches=N wrong=M".
  *
- * usage: saturate SECONDS ROUNDS AHEAD [sync]: launches a kernel of ROUNDS rounds, at most AHEAD not yet over, for SECONDS; each
- * writes what it computed, which is compared with the same computed here. "hang": launches once and waits; prints its result.
+ * usage: saturate SECONDS ROUNDS [AHEAD [graph]]: launches a kernel of ROUNDS rounds, at most AHEAD not yet over, for SECONDS; each
+ * writes what it computed, which is compared with the same computed here. "graph": what is launched is a graph of GRAPH_KERNELS of
+ * them. "hang" for SECONDS: launches once and waits; prints its result.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -21,6 +22,11 @@ int cuMemcpyDtoH_v2(void *, unsigned long long, size_t);
 int cuEventCreate(handle *, unsigned);
 int cuEventRecord(handle, handle);
 int cuEventSynchronize(handle);
+int cuStreamCreate(handle *, unsigned);
+int cuStreamBeginCapture_v2(handle, int);
+int cuStreamEndCapture(handle, handle *);
+int cuGraphInstantiateWithFlags(handle *, handle, unsigned long long);
+int cuGraphLaunch(handle, handle);
 int cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **);
 
 static const char ptx[] =
@@ -52,15 +58,34 @@ static uint32_t expected(uint32_t rounds)
     return x;
 }
 
-static handle function;
+#define GRAPH_KERNELS 3
+static handle function, graph;
 static unsigned long long out;
 static uint32_t rounds;
 
-static int launch(void)
+static int launch_in(handle stream)
 {
     void *params[] = { &out, &rounds };
 
-    return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL);
+    return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
+}
+
+static int launch(void)
+{
+    return graph != NULL ? cuGraphLaunch(graph, NULL) : launch_in(NULL);
+}
+
+static int make_graph(void)
+{
+    handle stream, captured;
+
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    for (int i = 0; i < GRAPH_KERNELS; i++)
+        CHECK(launch_in(stream));
+    CHECK(cuStreamEndCapture(stream, &captured));
+    CHECK(cuGraphInstantiateWithFlags(&graph, captured, 0));
+    return 0;
 }
 
 static int hang(void)
@@ -114,6 +139,8 @@ int main(int argc, char **argv)
     CHECK(cuMemAlloc_v2(&out, 4));
     if (!strcmp(argv[1], "hang"))
         return hang();
+    if (argc > 4 && !strcmp(argv[4], "graph") && make_graph())
+        return 1;
     CHECK(launch());
     CHECK(cuCtxSynchronize());
     printf("ready\n");

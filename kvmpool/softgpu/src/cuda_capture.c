@@ -203,6 +203,14 @@ bool sg_capturing(struct sg_stream *stream)
 	return capturing;
 }
 
+CUresult sg_capture_refuses(struct sg_stream *stream)
+{
+	pthread_mutex_lock(&sg_lock);
+	CUresult rc = stream->capture ? sg_capture_forbids(stream) : CUDA_SUCCESS;
+	pthread_mutex_unlock(&sg_lock);
+	return rc;
+}
+
 CUresult sg_capture_unsafe(void)
 {
 	CUresult rc = CUDA_SUCCESS;

@@ -155,7 +155,7 @@ struct sg_progress *sg_progress_new(void);
 void sg_progress_put(struct sg_progress *progress);                 /* with sg_lock held */
 void sg_progress_reach(struct sg_progress *progress, uint64_t target);
 
-/* ---- cuda_capture.c: all but the last two with sg_lock held ---- */
+/* ---- cuda_capture.c: all but the last three with sg_lock held ---- */
 /* True: the work was captured, and `op` taken where *rc is 0. False: it is to be done. */
 bool sg_capture_op(struct sg_stream *stream, struct sg_op *op, CUresult *rc);
 /* 0, or why the stream must not be waited for or asked (then its capture is invalid). */
@@ -168,6 +168,7 @@ CUresult sg_capture_wait(struct sg_stream *stream, struct sg_cuevent *event, boo
 void sg_capture_leave(struct sg_stream *stream);
 /* For a call that may be unsafe during a capture (cuThreadExchangeStreamCaptureMode): 0, or 900 and the capture is invalid. */
 CUresult sg_capture_unsafe(void);
+CUresult sg_capture_refuses(struct sg_stream *stream); /* 0, or 900 where it captures, which is then invalid */
 bool sg_capturing(struct sg_stream *stream);
 
 /* ---- cuda_event.c ---- */

@@ -162,6 +162,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct sg_pool *pool, C
 	if (!sg_live(SG_POOL, pool))
 		return CUDA_ERROR_INVALID_VALUE;
 	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
+	SG_TRY(sg_capture_refuses(stream));
 	if (bytes > MAX_ALLOCATION)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	uint64_t whole = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -224,6 +225,7 @@ static CUresult free_in_stream(CUdeviceptr at, CUstream handle, bool per_thread)
 
 	SG_ENTER(context);
 	SG_TRY(sg_stream_of(context, handle, per_thread, &stream));
+	SG_TRY(sg_capture_refuses(stream));
 	if (!at)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&sg_pool_lock);
