@@ -104,7 +104,13 @@ class Daemon:
         run = config.run_dir
         self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"), config.originals_dir)
         device = config.device
-        self.cards = SystemCards(self.clock, root=Path(device.sysroot), match=config.cards.match, nvml=device.nvml)
+        self.cards = SystemCards(
+            self.clock,
+            root=Path(device.sysroot),
+            match=config.cards.match,
+            nvml=device.nvml,
+            look_deadline_s=device.look_deadline_s,
+        )
         self.modes = self._modes()
         kernel_log = Path(device.kmsg) if device.kmsg else None
         self.health = SystemHealthSource(self.cards, self.clock, kernel_log=kernel_log, udev_source=device.udev)

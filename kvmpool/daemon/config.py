@@ -61,6 +61,7 @@ class DeviceSection:
     kmsg: str = _text("/dev/kmsg", r"(/[^\0]*)?", "an absolute path, or empty for none")
     sysroot: str = _text("/", *_PATH)
     inventory_interval_s: float = _number(1.0, 0.1, 60.0)  # design 05 §5.4: silent loss is seen within 2 s
+    look_deadline_s: float = _number(2.0, 0.5, 120.0)  # of one look at sysfs or NVML's list
     nvml: bool = True
     udev: str = _text("auto", "auto|udev|kernel|", "auto, udev, kernel (where no udevd runs) or empty for none")
 

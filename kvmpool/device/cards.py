@@ -29,15 +29,25 @@ T = TypeVar("T")
 
 LET_GO_DEADLINE_S = 5.0  # the watch of its events notices within half a second
 _NOTHING = PciFacts()
-INVENTORY_DEADLINE_S = 2.0  # of NVML's list; the first one after a boot takes about a second a card
-BUS_DEADLINE_S = 2.0  # a config read of a dead card ends by the root port's completion timeout, within 50 ms
+# Of one look at the bus or at NVML's list. A config read of a dead card ends by the root port's completion timeout,
+# within 50 ms; NVML's first list after a boot takes about a second a card.
+LOOK_DEADLINE_S = 2.0
 
 
 class SystemCards:
     """Use it from one event loop."""
 
-    def __init__(self, clock: Clock, *, root: Path, match: Sequence[str], nvml: bool = True) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        root: Path,
+        match: Sequence[str],
+        nvml: bool = True,
+        look_deadline_s: float = LOOK_DEADLINE_S,
+    ) -> None:
         """`root`: where `sys/` is ("/"). `match`: `vendor:device` patterns. `nvml=False`: never asked."""
+        self._look_s = look_deadline_s
         self.roster = Roster()
         self.sysroot = Sysroot(root)
         self.nvml = Nvml() if nvml else None
@@ -58,7 +68,7 @@ class SystemCards:
 
     async def bounded(self, key: str, act: Callable[[], T]) -> T:
         """A look at the bus, in a thread that may be left behind. Raises Unreachable."""
-        return await self._calls.call(key, act, BUS_DEADLINE_S)
+        return await self._calls.call(key, act, self._look_s)
 
     @asynccontextmanager
     async def let_go(self, cards: Sequence[CardId]) -> AsyncIterator[None]:
@@ -81,7 +91,7 @@ class SystemCards:
     async def inventory(self) -> tuple[CardSeen, ...]:
         listed, slow = await self._listed()
         try:
-            bus, states, on_bus = await self._calls.call("sysfs", self._look_at_bus, BUS_DEADLINE_S)
+            bus, states, on_bus = await self._calls.call("sysfs", self._look_at_bus, self._look_s)
         except Unreachable:
             bus, states, on_bus = None, {}, frozenset()
         if bus is None and listed is None:
@@ -131,7 +141,7 @@ class SystemCards:
         if not self._resumed.is_set():
             return None, True
         try:
-            listed = await self._calls.call("list", self.nvml.cards, INVENTORY_DEADLINE_S)
+            listed = await self._calls.call("list", self.nvml.cards, self._look_s)
         except DeadlinePassed as error:
             self._nvml_is(str(error))
             return None, True
@@ -165,7 +175,7 @@ class SystemCards:
         if address is None:
             return BusState.ANSWERS
         return await self._calls.call(
-            f"config {address}", lambda: pci.bus_state(self.sysroot, address), min(deadline_s, BUS_DEADLINE_S)
+            f"config {address}", lambda: pci.bus_state(self.sysroot, address), min(deadline_s, self._look_s)
         )
 
     async def _answer(self, card: CardId, deadline_s: float) -> Answer:

@@ -48,6 +48,10 @@ group = "root"
 
 [device]
 udev = "kernel"
+look_deadline_s = 20
+
+[health]
+probe_deadline_s = 30
 
 [cards]
 match = [{", ".join(f'"{ids}"' for ids in vfio_cards.MATCH)}]
