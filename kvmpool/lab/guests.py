@@ -43,6 +43,8 @@ class GuestSpec:
     cards: tuple[tuple[str, int], ...] = ()  # passed through: the host's PCI address, and the guest's bus for it (2-6)
     vsock: bool = False
     shared_mib: int = 0  # of its device of shared memory; 0: it has none
+    kept: tuple[str, ...] = ()  # claims for whose cards a root port is kept: the guest's bus 7 and on, in this order
+    ports: int = 6  # root ports, those that are kept left out: its own devices take the first
 
     @property
     def uuid(self) -> str:
@@ -104,7 +106,10 @@ def hostdev_xml(address: str, bus: int) -> str:
 
 
 def _domain(spec: GuestSpec, boot: str, devices: str, extra: str = "") -> str:
-    ports = "<controller type='pci' model='pcie-root-port'/>" * 6  # two in use, four empty for cards (design 04 §4.2)
+    ports = "<controller type='pci' model='pcie-root-port'/>" * spec.ports  # two in use, the others for cards
+    for index, claim in enumerate(spec.kept, spec.ports + 1):
+        alias = f"<alias name='ua-kvmpool-{claim}-port'/>"
+        ports += f"<controller type='pci' index='{index}' model='pcie-root-port'>{alias}</controller>"
     devices += "".join(hostdev_xml(address, bus) for address, bus in spec.cards)
     devices += "<vsock model='virtio'><cid auto='yes'/></vsock>" if spec.vsock else ""
     return f"""<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
@@ -145,8 +150,8 @@ def _metadata(spec: GuestSpec) -> str:
 
 def _firmware_config(spec: GuestSpec) -> str:
     """Where a claimed guest finds its endpoint and token: files that kvmpoold writes before the domain starts."""
-    if not spec.claims or spec.vsock:  # over vsock its CID says who it is
-        return ""
+    if spec.vsock or all('mode="passthrough"' in claim for claim in spec.claims):
+        return ""  # over vsock its CID says who it is; a card that is passed through has no endpoint
     folder = f"/run/kvmpool/guests/{spec.uuid}"
     names = ("endpoint", "token")
     entries = [f"<entry name='opt/org.kvmpool/{name}' file={quoteattr(f'{folder}/{name}')}/>" for name in names]

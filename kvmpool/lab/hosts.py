@@ -119,11 +119,11 @@ class Host:
                 return
         raise Unreachable(f"host {self.spec.name}: {name} does not end after SIGKILL")
 
-    def start_libvirt(self) -> None:
+    def start_libvirt(self, environment: Mapping[str, str] | None = None) -> None:
         """Start virtlogd and libvirtd and return when libvirtd answers."""
         if self.daemon_pid("virtlogd") is None:
             self.start_daemon("virtlogd", "virtlogd")
-        self.start_daemon("libvirtd", "libvirtd", "--listen")
+        self.start_daemon("libvirtd", "libvirtd", "--listen", environment=environment)
         self.wait_for_libvirt()
 
     def wait_for_libvirt(self) -> None:

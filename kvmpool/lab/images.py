@@ -85,6 +85,16 @@ def firmware() -> Path:
     return _kept("firmware.bin", [path.read_bytes() for path in (*sources, script)], compile_it)
 
 
+def memlock() -> Path:
+    """The library with which libvirtd takes QEMU's limit of pinned memory for raised (memlock.c)."""
+    source = Path(__file__).with_name("memlock.c")
+
+    def compile_it(target: Path) -> None:
+        process.run(["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", target, source], timeout_s=_COMPILE_S)
+
+    return _kept("memlock.so", [source.read_bytes()], compile_it)
+
+
 def _kept(name: str, inputs: Iterable[bytes], make: Callable[[Path], None]) -> Path:
     """The file that `make` writes from `inputs`, made once; its folder tells versions apart, its name stays `name`."""
     digest = hashlib.sha256()

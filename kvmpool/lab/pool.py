@@ -14,7 +14,7 @@ from pathlib import Path
 import kvmpool
 from kvmpool.api.client import Client
 from kvmpool.errors import KvmpoolError, NotFound, Unreachable
-from kvmpool.lab import guests, hosts, images, process
+from kvmpool.lab import guests, hostdev, hosts, images, process
 from kvmpool.lab.folder import Folder, State
 from kvmpool.lab.guests import GuestSpec, Ran
 from kvmpool.lab.hosts import Host, HostSpec
@@ -71,19 +71,27 @@ class Lab:
 
     # --- up and down --------------------------------------------------------------------------------------------------
 
-    def up(self, progress: Progress = lambda _: None, *, kvmpoold: bool = True, programs: Sequence[Path] = ()) -> Host:
+    def up(
+        self,
+        progress: Progress = lambda _: None,
+        *,
+        kvmpoold: bool = True,
+        programs: Sequence[Path] = (),
+        passthrough: bool = False,
+    ) -> Host:
         """Make it; `programs` are put beside the example programs in its guests.
 
-        On a failure everything is taken down again and the failure raised.
+        With `passthrough` its cards can be given to domains (hostdev.py). On a failure everything is taken down again
+        and the failure raised.
         """
         with self.folder.created():
             try:
-                return self._build(progress, kvmpoold, images.linux(programs))
+                return self._build(progress, kvmpoold, images.linux(programs), passthrough)
             except BaseException:
                 self.tear_down(self.folder.read())
                 raise
 
-    def _build(self, progress: Progress, kvmpoold: bool, image: images.LinuxImage) -> Host:
+    def _build(self, progress: Progress, kvmpoold: bool, image: images.LinuxImage, passthrough: bool) -> Host:
         self.folder.write(State().with_keeper(HOST.name, None))
 
         def record(keeper: process.ProcessId) -> None:
@@ -97,8 +105,12 @@ class Lab:
         progress(f"host {HOST.name} has its namespaces and {len(CARDS)} soft cards")
         if kvmpoold:
             self.join(host)
-        host.start_libvirt()
-        host.keep_capabilities()
+        if passthrough:
+            hostdev.prepare(host, SOFTGPU)
+            host.start_libvirt(hostdev.environment())
+        else:
+            host.start_libvirt()
+            host.keep_capabilities()
         progress(f"host {HOST.name} runs libvirtd")
         if kvmpoold:
             self.start_kvmpoold(host)
