@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import libvirt
@@ -63,7 +63,7 @@ class Libvirt:
         self._starts = Link(uri, "starts")
         self._plugs = Link(uri, "plugs")
         self._waiters = plugs.Waiters()
-        self._feed = _Feed(uri, self._waiters.register)
+        self._feed = _Feed(uri, self._waiters)
 
     async def domains(self) -> tuple[DomainSeen, ...]:
         return await self._reads.call(listing.domains, READ_DEADLINE_S)
@@ -145,10 +145,10 @@ class Libvirt:
 class _Feed:
     """Keeps one connection open, registers for events on each new one, and hands on a word for each."""
 
-    def __init__(self, uri: str, also: Callable[[libvirt.virConnect], None]) -> None:
-        """`also` registers for events of its own on each new connection."""
+    def __init__(self, uri: str, waiters: plugs.Waiters) -> None:
+        """`waiters` hear of devices on each new connection; of stops from here: libvirt takes one callback a kind."""
         self._uri = uri
-        self._also = also
+        self._waiters = waiters
         self._link = Link(uri, "events", self._register, self._lost)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: set[asyncio.Queue[str | None]] = set()
@@ -209,9 +209,11 @@ class _Feed:
         life, metadata = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE
         connection.domainEventRegisterAny(None, life, self._on_lifecycle, None)
         connection.domainEventRegisterAny(None, metadata, self._on_metadata, None)
-        self._also(connection)
+        self._waiters.register(connection)
 
     def _on_lifecycle(self, _: object, domain: libvirt.virDomain, event: int, detail: int, opaque: object) -> None:
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            self._waiters.tell_stopped(domain.UUIDString().lower())
         self._from_thread(self._say, f"{domain.name()} {_LIFECYCLE.get(event, 'changed')}")
 
     def _on_metadata(self, _: object, domain: libvirt.virDomain, kind: int, uri: str, opaque: object) -> None:

@@ -7,12 +7,14 @@ read again afterwards (design 04 §4.3). Who waits is registered before the gues
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import libvirt
 
 from kvmpool.core.model import DomainUuid
 from kvmpool.errors import DeadlinePassed, NotFound, Refused
+from kvmpool.virt import refusals
 from kvmpool.virt.device_xml import hostdev_xml, hostdevs_of, kept_bus
 
 ANSWER_S = 20.0  # a guest that is up answers in 1-3 s; one that boots is asked again (design 04 §4.3)
@@ -41,6 +43,11 @@ class Waiters:
         if loop is not None and future is not None:
             loop.call_soon_threadsafe(_resolve, future, refusal)
 
+    def tell_stopped(self, domain: str) -> None:
+        """A domain that stops has given back all it had; no event of libvirt says so of its devices."""
+        for key in [key for key in self._waiting.copy() if key[0] == domain]:
+            self.tell(key, "")
+
     def register(self, connection: libvirt.virConnect) -> None:
         """In the thread of a new connection."""
         removed, failed = libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVAL_FAILED
@@ -60,7 +67,7 @@ def _resolve(future: asyncio.Future[str], refusal: str) -> None:
 
 
 def attach(connection: libvirt.virConnect, domain: DomainUuid, alias: str, address: str) -> None:
-    """Raises NotFound, Refused where another card is in that place; libvirt's own errors."""
+    """Raises NotFound, Refused where another card is in that place, what refusals.py makes of libvirt's errors."""
     found = _running(connection, domain)
     xml = found.XMLDesc(0)
     for device in hostdevs_of(xml):
@@ -68,7 +75,8 @@ def attach(connection: libvirt.virConnect, domain: DomainUuid, alias: str, addre
             if device.address == address:
                 return
             raise Refused(f"domain {found.name()}: {device.address} is still in the place of {address}")
-    found.attachDeviceFlags(hostdev_xml(alias, address, kept_bus(xml, alias)), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    with explained(found.name(), address):
+        found.attachDeviceFlags(hostdev_xml(alias, address, kept_bus(xml, alias)), libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
 
 def ask_back(connection: libvirt.virConnect, domain: DomainUuid, alias: str) -> bool:
@@ -77,9 +85,22 @@ def ask_back(connection: libvirt.virConnect, domain: DomainUuid, alias: str) -> 
     for device in hostdevs_of(found.XMLDesc(0)):
         if device.alias == alias:
             # By the alias: libvirt finds the device also where its card is gone from the host's bus.
-            found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            with explained(found.name(), device.address):
+                found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
             return True
     return False
+
+
+@contextlib.contextmanager
+def explained(domain: str, address: str) -> Iterator[None]:
+    """libvirt's errors about a card, where their text is known, as ours."""
+    try:
+        yield
+    except libvirt.libvirtError as error:
+        known = refusals.told(error.get_error_message() or str(error), domain, address)
+        if known is None:
+            raise
+        raise known from error
 
 
 def has(connection: libvirt.virConnect, domain: DomainUuid, alias: str) -> bool:
