@@ -16,9 +16,11 @@ from kvmpool.lab import process
 from kvmpool.lab.folder import Folder
 from kvmpool.lab.pool import Lab
 from kvmpool.native import native
+from tests.e2e.hostdev import Bench
 from tests.e2e.pool import Pool
 
 _POOL = pytest.StashKey[Pool]()
+_BENCH = pytest.StashKey[Bench]()
 _SOURCES = Path(__file__).with_name("programs")
 _PROGRAMS = ("libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "busybox", "nsenter", "ip", "gcc")
 
@@ -94,11 +96,33 @@ def pool_without_kvmpoold(_session_pool: Pool) -> Pool:
     return _session_pool
 
 
+@pytest.fixture(scope="session")
+def _session_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    parent = Path(tempfile.mkdtemp(prefix="kp-"))
+    lab = Lab(Folder(parent / "lab"))
+    try:
+        bench = Bench(lab, lab.up(passthrough=True))
+        request.config.stash[_BENCH] = bench
+        yield bench
+    finally:
+        lab.down()
+        shutil.rmtree(parent)
+
+
+@pytest.fixture
+def bench(_session_bench: Bench) -> Bench:
+    """The session's lab host that passes cards through: no domains, both cards healthy on vfio-pci."""
+    _session_bench.clean()
+    _session_bench.forget_logs()
+    return _session_bench
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """A failure in a lab shows what its daemons said during the test."""
     report = yield
-    pool = item.config.stash.get(_POOL, None)
-    if report.failed and pool is not None:
-        report.sections.extend(pool.logs())
+    names = getattr(item, "fixturenames", ())
+    for lab in (item.config.stash.get(_POOL, None), item.config.stash.get(_BENCH, None)):
+        if report.failed and lab is not None and ("bench" in names) is isinstance(lab, Bench):
+            report.sections.extend(lab.logs())
     return report
