@@ -20,6 +20,7 @@ from tests.softgpu.nvrtc import ptx
 pytestmark = pytest.mark.native
 
 PRINT_MAX = 4 << 20
+ASSERT = 710
 KERNELS = """
 extern "C" __global__ void tell(int n)
 {
@@ -31,6 +32,11 @@ extern "C" __global__ void line(int n) { printf("line %d\\n", n); }
 extern "C" __global__ void flood(int n)
 {
     for (int i = 0; i < n; i++) printf("%08d %01500d\\n", i, i);
+}
+extern "C" __global__ void claim(int n)
+{
+    printf("n is %d\\n", n);
+    assert(n == 0);
 }
 """
 
@@ -58,6 +64,16 @@ def test_the_same_text_at_the_same_places(place: Remote, program: list[Path], wa
     assert direct.lines[0].startswith("1 7 1099511627776  0.33|text  |c ff % 1.000000e+10"), direct.lines
     assert direct.lines[2:4] == ["context=1", "2 7 1099511627776  0.67|text  |c ff % 1.000000e+10"]
     assert (guest.code, guest.out) == (0, direct.out)
+
+
+def test_an_assertion_s_text_is_on_the_guest_s_standard_error(place: Remote, program: list[Path]) -> None:
+    direct, guest = place.direct([*program, "asserts"]), place.guest([*program, "asserts"])
+    words = "Assertion `n == 0` failed.\n"
+    assert direct.errors.count(words) == 2
+    assert (direct.out, direct.errors) == (guest.out, guest.errors)
+    assert guest.lines == ["n is 0", "held=1", "n is 3", f"query={ASSERT}", "n is 5", f"context={ASSERT}"]
+    for log in place.folder.glob("*.log"):
+        assert words not in log.read_text(errors="replace"), log
 
 
 def test_it_costs_no_round_trip(place: Remote, program: list[Path]) -> None:
@@ -99,30 +115,32 @@ INIT = """
 import ctypes
 print("init=%d" % ctypes.CDLL("libcuda.so.1").cuInit(0), flush=True)
 """
-PRINTED = 8
+PRINTED, ASSERTED = 8, 9
 NO_DEVICE, UNAVAILABLE = 100, 46
 
 
+@pytest.mark.parametrize("op", [PRINTED, ASSERTED])
 @pytest.mark.parametrize(
-    ("sent", "expected"),
+    ("sent", "text", "result"),
     [
-        ([b"words\n"], ["words", f"init={NO_DEVICE}"]),
-        ([b"x" * (1 << 20)] * 4, ["x" * PRINT_MAX + f"init={NO_DEVICE}"]),
-        ([b"x" * (1 << 20)] * 4 + [b"x"], ["x" * PRINT_MAX + f"init={UNAVAILABLE}"]),
-        ([b""] * 9, [f"init={NO_DEVICE}"]),
+        ([b"words\n"], "words\n", NO_DEVICE),
+        ([b"x" * (1 << 20)] * 4, "x" * PRINT_MAX, NO_DEVICE),
+        ([b"x" * (1 << 20)] * 4 + [b"x"], "x" * PRINT_MAX, UNAVAILABLE),
+        ([b""] * 9, "", NO_DEVICE),
     ],
 )
 def test_a_worker_that_sends_more_than_a_worker_sends_is_left(
-    place: Remote, tmp_path: Path, sent: list[bytes], expected: list[str]
+    place: Remote, tmp_path: Path, op: int, sent: list[bytes], text: str, result: int
 ) -> None:
     def answer(seq: int) -> bytes:
-        text = b"".join(frames.frame(PRINTED, body, 0, seq) for body in sent)
-        return text + frames.frame(frames.REPLY, struct.pack("<ii", NO_DEVICE, 0), 0, seq)
+        before = b"".join(frames.frame(op, body, 0, seq) for body in sent)
+        return before + frames.frame(frames.REPLY, struct.pack("<ii", NO_DEVICE, 0), 0, seq)
 
     greeting = welcome(caps=frames.table().capability_hash())
     with liar(tmp_path, greeting, answer):
         done = place.guest([sys.executable, "-c", INIT], KVMPOOL_ENDPOINT=f"unix:{tmp_path}/l")
-    assert done.lines == expected
+    ends = {PRINTED: (f"{text}init={result}\n", ""), ASSERTED: (f"init={result}\n", text)}
+    assert (done.out, done.errors) == ends[op]
 
 
 def test_text_for_nobody_is_no_worker_s(place: Remote, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 
 void *library;
 static CUmodule module;
+static const char *kernels;
 
 static CUfunction named(const char *name)
 {
@@ -102,18 +103,40 @@ static void case_left(CUcontext context)
     say("left", 1);
 }
 
+/* The text comes with the error, whichever call tells it: here one that otherwise fetches none, and one that does. */
+static void case_asserts(CUcontext context)
+{
+    CUresult told;
+    CUfunction claim = named("claim");
+
+    launch_with(claim, 0, NULL);
+    must(cuCtxSynchronize);
+    say("held", 1);
+    launch_with(claim, 3, NULL);
+    while ((told = cu(cuStreamQuery, NULL)) == CUDA_ERROR_NOT_READY)
+        usleep(1000);
+    say("query", told);
+    cu(cuCtxDestroy_v2, context);
+    context = start();
+    must(cuModuleLoad, &module, kernels);
+    launch_with(named("claim"), 5, NULL);
+    say("context", cu(cuCtxSynchronize));
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         void (*run)(CUcontext context);
-    } cases[] = {{"places", case_places}, {"flood", case_flood}, {"threads", case_many}, {"left", case_left}};
+    } cases[] = {{"places", case_places}, {"flood", case_flood}, {"threads", case_many}, {"left", case_left},
+                {"asserts", case_asserts}};
     CUcontext context;
 
     if (argc != 3 || (library = dlopen("libcuda.so.1", RTLD_NOW)) == NULL)
         return 2;
     context = start();
-    must(cuModuleLoad, &module, argv[1]);
+    kernels = argv[1];
+    must(cuModuleLoad, &module, kernels);
     for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++)
         if (strcmp(cases[i].name, argv[2]) == 0) {
             cases[i].run(context);

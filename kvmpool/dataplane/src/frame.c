@@ -26,7 +26,7 @@ int kp_frame_check(const void *header, struct kp_frame *out)
     memcpy(&frame, header, sizeof frame);
     if (frame.magic != KP_MAGIC || frame.zero != 0)
         return -EPROTO;
-    if (frame.op == 0 || frame.op >= KP_OP_MAX || (frame.op > KP_OP_PRINTED && frame.op < KP_OP_CALLS))
+    if (frame.op == 0 || frame.op >= KP_OP_MAX || (frame.op > KP_OP_ASSERTED && frame.op < KP_OP_CALLS))
         return -EPROTO;
     if ((frame.flags & ~KP_FLAGS_KNOWN) != 0 || frame.length > body_max(frame.op))
         return -EPROTO;

@@ -39,6 +39,7 @@ enum kp_op {
     KP_OP_CONTEXT = 6, /* guest -> worker: u64 context handle that the following calls run in */
     KP_OP_FIGURES = 7, /* observer -> worker, empty; the answer has a struct kp_figures */
     KP_OP_PRINTED = 8, /* worker -> guest: what kernels printed, any bytes; in front of the REPLY of the same seq */
+    KP_OP_ASSERTED = 9, /* likewise, what is for the standard error: the text of their assertions */
     KP_OP_CALLS = 16,  /* first op of calls.toml */
     KP_OP_MAX = 1024,
 };
@@ -48,7 +49,7 @@ enum kp_op {
 #define KP_HELLO_DEVICE 4u
 #define KP_HELLO_FLAGS_KNOWN (KP_HELLO_WINDOW | KP_HELLO_OBSERVER | KP_HELLO_DEVICE)
 
-#define KP_PRINT_MAX (4u << 20) /* bytes of kernels' text that are kept for one reply; of more, the oldest go */
+#define KP_PRINT_MAX (4u << 20) /* bytes of kernels' text of either kind that are kept for one reply; of more, the oldest go */
 #define KP_FIGURE_PROCESSES 64u /* of one claim at once */
 
 #define KP_FLAG_REPLY 1u /* the guest waits for a REPLY */

@@ -14,7 +14,7 @@ static bool is_sticky(CUresult result)
     case 226 /* CONTAINED */:
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case 702 /* LAUNCH_TIMEOUT */:
-    case 710 /* ASSERT */:
+    case CUDA_ERROR_ASSERT:
     case 714 /* HARDWARE_STACK_ERROR */:
     case 715 /* ILLEGAL_INSTRUCTION */:
     case 716 /* MISALIGNED_ADDRESS */:
@@ -47,9 +47,12 @@ int kp_put(struct kp_server *s, const struct iovec *part, int parts)
     return rc;
 }
 
-/* Where CUDA flushes what kernels printed; see the CUDA C++ programming guide, "Formatted output". */
-static bool fetches_text(const struct kp_op_info *info, uint16_t op)
+/* Where CUDA flushes what kernels printed; see the CUDA C++ programming guide, "Formatted output". The text of an assertion comes
+ * with its error. */
+static bool fetches_text(const struct kp_op_info *info, uint16_t op, CUresult result)
 {
+    if (result == CUDA_ERROR_ASSERT)
+        return true;
     return info->cls == KP_CLASS_BLOCKING || op == KP_OP_context_destroy || op == KP_OP_module_load || op == KP_OP_copy_in;
 }
 
@@ -74,7 +77,7 @@ int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
     memcpy(whole + sizeof frame + sizeof head, w->out, number_bytes);
     if (w->give_bytes > 0)
         memcpy(whole + sizeof frame + sizeof head + number_bytes, w->give, w->give_bytes);
-    rc = fetches_text(info, w->op) ? kp_print_give(s, w->seq) : 0;
+    rc = fetches_text(info, w->op, result) ? kp_print_give(s, w->seq) : 0;
     if (rc == 0)
         rc = kp_put(s, &(struct iovec){whole, sizeof frame + frame.length}, 1);
     if (whole != small)

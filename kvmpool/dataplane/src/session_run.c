@@ -22,7 +22,7 @@ void kp_session_log(const struct kp_server *s, const char *format, ...)
     if (used > (int)sizeof line - 2)
         used = (int)sizeof line - 2;
     line[used++] = '\n';
-    if (s->session->log_fd >= 0 && write(s->session->log_fd, line, (size_t)used) < 0)
+    if (s->log_fd >= 0 && write(s->log_fd, line, (size_t)used) < 0)
         errno = 0; /* a full disk ends nobody's session */
 }
 
@@ -180,6 +180,7 @@ static struct kp_server *make_server(const struct kp_session *session, int fd, c
         return NULL;
     s->session = session;
     s->fd = fd;
+    s->log_fd = session->log_fd;
     s->va_base = hello->va_base;
     s->in = malloc(KP_READ_BYTES);
     s->body = malloc(KP_CALL_MAX + 1);

@@ -68,12 +68,16 @@ struct kp_work {
 struct kp_mapping;
 struct kp_host;
 
-/* What kernels printed and nobody fetched, in a ring. */
+/* What kernels wrote and nobody fetched, in rings. */
+#define KP_SPOOLS 2u
 struct kp_print {
     pthread_mutex_t lock;
-    int fd; /* the driver's text comes out here */
-    unsigned char *text; /* KP_PRINT_MAX bytes */
-    size_t at, used;
+    struct kp_spool {
+        uint16_t op; /* that it is given with */
+        int fd;      /* the driver's text comes out here */
+        unsigned char *text; /* KP_PRINT_MAX bytes */
+        size_t at, used;
+    } spool[KP_SPOOLS];
 };
 struct kp_meter;
 
@@ -105,7 +109,7 @@ struct kp_own {
 
 struct kp_server {
     const struct kp_session *session;
-    int fd;
+    int fd, log_fd;
     struct kp_window window; /* without base: all goes over the socket */
     struct kp_ring from_guest, to_guest;
     uint64_t va_base;
@@ -198,7 +202,7 @@ void kp_meter_call(struct kp_server *s, const struct kp_work *w); /* before a ca
 void kp_meter_idle(struct kp_server *s); /* before the reader waits for the guest */
 void kp_meter_forget(struct kp_server *s, const struct kp_home *home); /* before its context is destroyed */
 
-/* session_print.c: kernels' text, which the driver writes to this process's standard output. */
+/* session_print.c: kernels' text, which the driver writes to this process's standard output and error. */
 int kp_print_start(struct kp_server *s);
 int kp_print_give(struct kp_server *s, uint32_t seq); /* all there is, in front of the reply of that seq */
 

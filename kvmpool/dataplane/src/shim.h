@@ -152,8 +152,10 @@ struct kp_waiter {
     CUresult result;
     size_t bulk_got;
     struct kp_answer *answer;
-    char *printed; /* by kernels: written by the thread that waits, so that only it stands still where stdout does */
-    size_t printed_bytes;
+    struct kp_text { /* kernels' for stdout and stderr: written by the thread that waits, so that only it stands still where those do */
+        char *text;
+        size_t bytes;
+    } printed, asserted;
     pthread_cond_t woken;
     struct kp_waiter *next;
 };

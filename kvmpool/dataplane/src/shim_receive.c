@@ -88,27 +88,29 @@ static int take_data(struct kp_link *link, struct kp_waiter *waiter, uint32_t le
     return rc;
 }
 
-/* What kernels printed. Where memory is short it is lost, as it is on a card whose buffer overflows. */
-static int take_printed(struct kp_link *link, struct kp_waiter *waiter, uint32_t length)
+/* What kernels wrote. Where memory is short it is lost, as it is on a card whose buffer overflows. */
+static int take_text(struct kp_link *link, struct kp_text *to, uint32_t length)
 {
     char *more;
     int rc;
 
-    if (length > KP_PRINT_MAX - waiter->printed_bytes)
+    if (length > KP_PRINT_MAX - to->bytes)
         return -EPROTO;
-    if ((more = realloc(waiter->printed, waiter->printed_bytes + length + 1)) == NULL)
+    if ((more = realloc(to->text, to->bytes + length + 1)) == NULL)
         return take(link, NULL, length);
-    waiter->printed = more;
-    rc = take(link, more + waiter->printed_bytes, length);
-    waiter->printed_bytes += rc == 0 ? length : 0;
+    to->text = more;
+    rc = take(link, more + to->bytes, length);
+    to->bytes += rc == 0 ? length : 0;
     return rc;
 }
 
-static void print(struct kp_waiter *waiter)
+static void write_text(struct kp_text *text, FILE *to)
 {
-    fwrite(waiter->printed, 1, waiter->printed_bytes, stdout);
-    fflush(stdout);
-    free(waiter->printed);
+    if (text->text == NULL)
+        return;
+    fwrite(text->text, 1, text->bytes, to);
+    fflush(to);
+    free(text->text);
 }
 
 static int take_reply(struct kp_link *link, struct kp_waiter *waiter, uint32_t length)
@@ -158,8 +160,8 @@ static int take_frame(struct kp_link *link)
         return -EPROTO;
     if (frame.op == KP_OP_DATA)
         return take_data(link, waiter, frame.length);
-    if (frame.op == KP_OP_PRINTED)
-        return take_printed(link, waiter, frame.length);
+    if (frame.op == KP_OP_PRINTED || frame.op == KP_OP_ASSERTED)
+        return take_text(link, frame.op == KP_OP_PRINTED ? &waiter->printed : &waiter->asserted, frame.length);
     return frame.op == KP_OP_REPLY ? take_reply(link, waiter, frame.length) : -EPROTO;
 }
 
@@ -225,7 +227,7 @@ CUresult kp_await(struct kp_waiter *waiter)
     forget(link, waiter);
     pthread_mutex_unlock(&link->rx);
     pthread_cond_destroy(&waiter->woken);
-    if (waiter->printed != NULL)
-        print(waiter);
+    write_text(&waiter->printed, stdout);
+    write_text(&waiter->asserted, stderr);
     return waiter->result;
 }
