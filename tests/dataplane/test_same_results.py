@@ -83,8 +83,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative",
-         "context_stack", "overtaking", "fatbin")  # fmt: skip
-ERRORS = ("faults", "refused")
+         "context_stack", "destroy_waits", "overtaking", "fatbin")  # fmt: skip
+ERRORS = ("faults", "refused", "two_contexts")
 
 
 @pytest.mark.parametrize("way", ["1", "0"], ids=["shm", "socket"])

@@ -688,6 +688,73 @@ static void case_faults(void)
     say("still", cu(cuMemAlloc_v2, &more, (size_t)64));
 }
 
+static void *wait_in(void *context)
+{
+    must(cuCtxSetCurrent, context);
+    return (void *)(uintptr_t)cu(cuCtxSynchronize);
+}
+
+/* One context's fault is no other's, whoever waits and whoever is told. */
+static void case_two_contexts(void)
+{
+    CUcontext bad, good;
+    CUmodule module;
+    CUdeviceptr at;
+    pthread_t thread;
+    int host[16] = {0};
+    void *told;
+
+    must(cuCtxGetCurrent, &bad);
+    must(cuModuleLoadData, &module, kernels);
+    CUfunction trap = named(module, "trap");
+    must(cuCtxCreate_v2, &good, 0u, 0);
+    must(cuMemAlloc_v2, &at, sizeof host);
+    must(cuCtxSetCurrent, bad);
+    say("trap", run(trap, 1, NULL, NULL));
+    if (pthread_create(&thread, NULL, wait_in, bad) != 0)
+        exit(7);
+    must(cuCtxSetCurrent, good);
+    say("meanwhile", cu(cuMemsetD32_v2, at, 7u, (size_t)16));
+    pthread_join(thread, &told);
+    say("waited", (uintptr_t)told);
+    say("synchronise", cu(cuCtxSynchronize));
+    say("copy", cu(cuMemcpyDtoH_v2, host, at, sizeof host));
+    say("value", host[15]);
+    must(cuCtxSetCurrent, bad);
+    say("bad", cu(cuCtxSynchronize));
+    say("bad_alloc", cu(cuMemAlloc_v2, &at, (size_t)16));
+    must(cuCtxSetCurrent, good);
+    say("good", cu(cuCtxSynchronize));
+    say("destroy_bad", cu(cuCtxDestroy_v2, bad));
+    say("good_alloc", cu(cuMemAlloc_v2, &at, (size_t)16));
+    say("destroy_good", cu(cuCtxDestroy_v2, good));
+}
+
+/* The end of a context waits for its work. */
+static void case_destroy_waits(void)
+{
+    CUcontext context, other;
+    CUmodule module;
+    CUdeviceptr at;
+    int *host, n = 64, rounds = 200000;
+
+    must(cuCtxCreate_v2, &other, 0u, 0);
+    must(cuMemHostAlloc, (void **)&host, sizeof *host * 64, 1u /* portable */);
+    memset(host, 0, sizeof *host * 64);
+    must(cuCtxCreate_v2, &context, 0u, 0);
+    must(cuModuleLoadData, &module, kernels);
+    CUfunction mix = named(module, "mix");
+    must(cuMemAlloc_v2, &at, sizeof *host * 64);
+    must(cuMemsetD32_v2, at, 1u, (size_t)64);
+    for (int i = 0; i < 8; i++)
+        must(cuLaunchKernel, mix, 1u, 1u, 1u, 64u, 1u, 1u, 0u, NULL, (void *[]){&at, &n, &rounds}, NULL);
+    must(cuMemcpyDtoHAsync_v2, host, at, sizeof *host * 64, NULL);
+    say("destroy", cu(cuCtxDestroy_v2, context));
+    for (int i = 0; i < 64; i++)
+        printf("%08x ", (unsigned)host[i]);
+    printf("\n");
+}
+
 /* Launches that cannot be: refused at the call. */
 static void case_refused(void)
 {
@@ -720,6 +787,7 @@ int main(int argc, char **argv)
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
         {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
         {"step", case_step}, {"load", case_load}, {"allocations", case_allocations}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
+        {"two_contexts", case_two_contexts}, {"destroy_waits", case_destroy_waits},
     };
     const char *wanted = argv[argc - 1];
 

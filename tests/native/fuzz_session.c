@@ -166,10 +166,17 @@ int kp_do_device_info(struct kp_server *s, struct kp_work *w)
     return CUDA_SUCCESS;
 }
 
-void kp_note(struct kp_server *s, CUresult result)
+void kp_note(struct kp_server *s, struct kp_home *home, CUresult result)
 {
+    (void)home;
     if (result != CUDA_SUCCESS)
-        atomic_store(&s->deferred, result);
+        atomic_store(&s->errors.deferred, result);
+}
+
+CUresult kp_take_noted(struct kp_server *s, struct kp_home *home)
+{
+    (void)home;
+    return atomic_exchange(&s->errors.deferred, 0);
 }
 
 int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
@@ -261,7 +268,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(s->in, data, size);
     s->in_at = 0;
     s->in_end = size;
-    atomic_store(&s->deferred, 0);
+    atomic_store(&s->errors.deferred, 0);
     while (serve_frame(s) == 0)
         ;
     empty(s, account);

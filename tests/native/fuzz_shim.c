@@ -202,7 +202,6 @@ static void begin(void)
     at = ready = 0;
     link->in_at = link->in_end = link->filled = 0;
     atomic_store(&link->lost, false);
-    atomic_store(&link->sticky, 0);
     link->fd = 1000001;
     link->seq = 1;
     kp_shim.welcome.memory_bytes = 1 << 30;

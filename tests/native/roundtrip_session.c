@@ -166,6 +166,11 @@ void kp_meter_call(struct kp_server *s, const struct kp_work *w)
     (void)w;
 }
 
+void kp_meter_leave(struct kp_server *s)
+{
+    (void)s;
+}
+
 void kp_meter_idle(struct kp_server *s)
 {
     (void)s;

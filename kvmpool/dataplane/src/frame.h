@@ -66,8 +66,8 @@ struct kp_frame {
 _Static_assert(sizeof(struct kp_frame) == KP_HEADER_BYTES, "frame header");
 
 struct kp_reply_head {
-    int32_t result; /* a CUresult: this call's, or the first earlier asynchronous one that nobody was told of */
-    int32_t sticky; /* a CUresult that every later call gets until its context is gone, or 0 */
+    int32_t result; /* a CUresult: this call's, or the first earlier asynchronous one of its context that nobody was told of */
+    int32_t sticky; /* a CUresult that every later call in the context gets until that is gone, or 0 */
 };
 
 struct kp_hello {

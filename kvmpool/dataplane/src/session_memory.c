@@ -257,7 +257,7 @@ int kp_do_free(struct kp_server *s, struct kp_work *w)
     return kp_bury(s, grave, w->wanted);
 }
 
-CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, bool note)
+CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, struct kp_home *note)
 {
     unsigned block = (unsigned)(va % KP_VA_PAGE / KP_BLOCK);
     struct kp_mapping *mapping;
@@ -275,8 +275,8 @@ CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, bool 
     else if (mapping->freed == mapping->allocations)
         s->reaping_bytes += mapping->bytes;
     rc = waited != CUDA_SUCCESS ? waited : rc;
-    if (note) /* before anybody goes on who waits for the reaper: the end of a context takes its errors with it */
-        kp_note(s, rc);
+    if (note != NULL) /* before anybody goes on who waits for the reaper: the end of a context takes its errors with it */
+        kp_note(s, note, rc);
     s->reaping--;
     pthread_cond_broadcast(&s->reaped);
     pthread_mutex_unlock(&s->memory_lock);

@@ -65,7 +65,7 @@ static void close_batch(struct kp_meter *m)
     if (mark == NULL)
         return;
     m->open = NULL;
-    kp_note(m->server, m->server->driver.cuEventRecord(mark->to, mark->stream));
+    kp_note(m->server, mark->home, m->server->driver.cuEventRecord(mark->to, mark->stream));
     mark->next = NULL;
     if (m->first == NULL)
         m->first = mark;
@@ -353,6 +353,17 @@ void kp_meter_idle(struct kp_server *s)
     pthread_mutex_lock(&m->lock);
     if (m->spare != NULL) /* else the card is far behind, and nothing idle is counted */
         close_batch(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void kp_meter_leave(struct kp_server *s)
+{
+    struct kp_meter *m = s->meter;
+
+    if (m == NULL || m->open == NULL)
+        return;
+    pthread_mutex_lock(&m->lock);
+    close_batch(m); /* its default stream is the current context's */
     pthread_mutex_unlock(&m->lock);
 }
 

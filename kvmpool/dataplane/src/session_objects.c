@@ -16,7 +16,7 @@ static void wait_for_mark(struct kp_server *s, struct kp_handle *stream)
         return; /* what is captured waits when it is launched */
     stream->other = home->marks;
     if (s->driver.cuEventQuery(home->mark) == CUDA_ERROR_NOT_READY)
-        kp_note(s, s->driver.cuStreamWaitEvent(stream->value, home->mark, 0));
+        kp_note(s, home, s->driver.cuStreamWaitEvent(stream->value, home->mark, 0));
 }
 
 int kp_resolve(struct kp_server *s, uint64_t number, enum kp_kind kind, void **object)
@@ -108,17 +108,18 @@ int kp_enter_home(struct kp_server *s, uint64_t number)
 {
     void *home;
 
+    kp_meter_leave(s);
     if (number == 0) { /* the guest's thread has none */
         s->home = NULL;
         s->home_number = 0;
-        kp_note(s, s->driver.cuCtxSetCurrent(NULL));
+        kp_note(s, NULL, s->driver.cuCtxSetCurrent(NULL));
         return 0;
     }
     if (kp_resolve(s, number, KP_CONTEXT, &home) != CUDA_SUCCESS)
         return -EPROTO;
     s->home = home;
     s->home_number = number;
-    kp_note(s, s->driver.cuCtxSetCurrent(s->home->context));
+    kp_note(s, s->home, s->driver.cuCtxSetCurrent(s->home->context));
     return 0;
 }
 
@@ -199,8 +200,7 @@ int kp_do_context_destroy(struct kp_server *s, struct kp_work *w)
     s->retired = home;
     s->home = NULL;
     s->home_number = 0;
-    atomic_store(&s->sticky, CUDA_SUCCESS);
-    late = atomic_exchange(&s->deferred, CUDA_SUCCESS); /* nobody else would hear of it */
+    late = kp_take_noted(s, home); /* nobody else would hear of it */
     return rc != CUDA_SUCCESS ? rc : late;
 }
 

@@ -11,7 +11,7 @@ static CUresult reap(struct kp_server *s, struct kp_grave *grave, bool note)
 
     if (rc == CUDA_SUCCESS)
         rc = s->driver.cuCtxSynchronize();
-    rc = kp_memory_reap(s, grave->va, rc, note);
+    rc = kp_memory_reap(s, grave->va, rc, note ? grave->home : NULL);
     free(grave);
     return rc;
 }

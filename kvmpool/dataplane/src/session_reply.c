@@ -25,16 +25,29 @@ static bool is_sticky(CUresult result)
     }
 }
 
-void kp_note(struct kp_server *s, CUresult result)
+static struct kp_errors *errors_of(struct kp_server *s, struct kp_home *home)
 {
+    return home != NULL ? &home->errors : &s->errors;
+}
+
+CUresult kp_take_noted(struct kp_server *s, struct kp_home *home)
+{
+    CUresult result = atomic_exchange(&errors_of(s, home)->deferred, 0);
+
+    return result != CUDA_SUCCESS ? result : atomic_exchange(&s->errors.deferred, 0); /* nobody is nearer to that one */
+}
+
+void kp_note(struct kp_server *s, struct kp_home *home, CUresult result)
+{
+    struct kp_errors *errors = errors_of(s, home);
     int none = 0;
 
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return;
-    atomic_compare_exchange_strong(&s->deferred, &none, result);
+    atomic_compare_exchange_strong(&errors->deferred, &none, result);
     none = 0;
     if (is_sticky(result))
-        atomic_compare_exchange_strong(&s->sticky, &none, result);
+        atomic_compare_exchange_strong(&errors->sticky, &none, result);
 }
 
 int kp_put(struct kp_server *s, const struct iovec *part, int parts)
@@ -64,11 +77,14 @@ int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result)
     struct kp_frame frame = {.magic = KP_MAGIC, .op = KP_OP_REPLY, .seq = w->seq};
     unsigned char small[sizeof frame + sizeof head + sizeof w->out], *whole = small;
     size_t number_bytes = info->outs * sizeof w->out[0];
+    struct kp_errors *errors = errors_of(s, w->home);
     int rc, none = 0;
 
-    if (is_sticky(result) && w->op != KP_OP_context_destroy) /* there it went with its context */
-        atomic_compare_exchange_strong(&s->sticky, &none, result);
-    head.sticky = atomic_load(&s->sticky);
+    if (w->op != KP_OP_context_destroy) { /* there it went with its context */
+        if (is_sticky(result))
+            atomic_compare_exchange_strong(&errors->sticky, &none, result);
+        head.sticky = atomic_load(&errors->sticky);
+    }
     frame.length = (uint32_t)(sizeof head + number_bytes) + w->give_bytes;
     if (w->give_bytes > 0 && (whole = malloc(sizeof frame + frame.length)) == NULL)
         return -ENOMEM;

@@ -50,7 +50,7 @@ static CUresult refused(struct kp_server *s, const struct kp_op_info *info, cons
         return CUDA_ERROR_INVALID_CONTEXT;
     if ((w->op == KP_OP_copy_in || w->op == KP_OP_copy_out) && !kp_memory_holds(s, w->in[0], w->in[1]))
         return CUDA_ERROR_INVALID_VALUE;
-    return w->wanted ? atomic_exchange(&s->deferred, 0) : CUDA_SUCCESS;
+    return w->wanted ? kp_take_noted(s, w->home) : CUDA_SUCCESS;
 }
 
 static int run_call(struct kp_server *s, const struct kp_op_info *info, struct kp_work *w)
@@ -72,7 +72,7 @@ static int run_call(struct kp_server *s, const struct kp_op_info *info, struct k
     free(w->give);
     if (result < 0)
         return result;
-    kp_note(s, result);
+    kp_note(s, w->home, result);
     return 0;
 }
 

@@ -33,6 +33,11 @@ struct kp_slot {
     bool busy, pinned;
 };
 
+struct kp_errors {
+    atomic_int deferred; /* first asynchronous one that nobody was told of */
+    atomic_int sticky;   /* one that the context does not recover from */
+};
+
 /* A context of the guest and the staging memory that lives and dies with it. */
 struct kp_home {
     CUcontext context;
@@ -47,6 +52,7 @@ struct kp_home {
     uint64_t limit[3], usual[3]; /* of own: a limit's part; the limits as they were before the guest set one */
     bool usual_known[3];
     unsigned ordinal; /* of the session's contexts, from 0 */
+    struct kp_errors errors;
     struct kp_home *retired; /* the next of those whose context is gone */
 };
 
@@ -123,9 +129,8 @@ struct kp_server {
     struct kp_home *retired;
     unsigned homes; /* made so far */
 
-    atomic_int deferred; /* first asynchronous error that nobody was told of */
+    struct kp_errors errors; /* of calls that were made in no context */
     atomic_uint captures; /* that were begun and not seen to end */
-    atomic_int sticky;   /* error that the context does not recover from */
 
     unsigned char *in;   /* KP_READ_BYTES, made at start */
     unsigned char *body; /* KP_CALL_MAX: of the call that is being made */
@@ -188,7 +193,8 @@ ssize_t kp_host_read(struct kp_server *s, void *to, size_t room);
 
 /* session_reply.c */
 int kp_put(struct kp_server *s, const struct iovec *part, int parts); /* in one piece behind what others put */
-void kp_note(struct kp_server *s, CUresult result); /* an asynchronous call's */
+void kp_note(struct kp_server *s, struct kp_home *home, CUresult result); /* an asynchronous call's; home NULL: made in none */
+CUresult kp_take_noted(struct kp_server *s, struct kp_home *home); /* for a caller in it, who is told */
 int kp_reply(struct kp_server *s, struct kp_work *w, CUresult result);
 int kp_send_data(struct kp_server *s, uint32_t seq, const void *data, uint32_t bytes);
 
@@ -200,6 +206,7 @@ void kp_tell_waiters(struct kp_server *s, CUresult result); /* before the proces
 int kp_meter_start(struct kp_server *s);
 void kp_meter_call(struct kp_server *s, const struct kp_work *w); /* before a call is made; a launch waits for its turn */
 void kp_meter_idle(struct kp_server *s); /* before the reader waits for the guest */
+void kp_meter_leave(struct kp_server *s); /* before another context becomes current */
 void kp_meter_forget(struct kp_server *s, const struct kp_home *home); /* before its context is destroyed */
 
 /* session_print.c: kernels' text, which the driver writes to this process's standard output and error. */
@@ -265,7 +272,8 @@ CUresult kp_give_function(struct kp_server *s, struct kp_work *w, CUfunction fun
 CUresult kp_give_kernel(struct kp_server *s, struct kp_work *w, CUkernel kernel);
 
 /* session_memory.c */
-CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, bool note); /* takes away what kp_do_free has marked */
+CUresult kp_memory_reap(struct kp_server *s, uint64_t va, CUresult waited, struct kp_home *note); /* takes away what kp_do_free has
+    marked; its error is noted there, NULL: only returned */
 bool kp_memory_holds(struct kp_server *s, uint64_t va, uint64_t bytes); /* false: surely no memory of the session */
 void kp_memory_drop(struct kp_server *s, uint64_t home_number);
 

@@ -47,7 +47,7 @@ static int finish(struct kp_server *s, struct kp_work *w)
 
     end_wait(s, asked);
     if (result == CUDA_SUCCESS)
-        result = atomic_exchange(&s->deferred, 0);
+        result = (int)kp_take_noted(s, w->home);
     return result < 0 ? result : kp_reply(s, w, result);
 }
 

@@ -52,7 +52,6 @@ struct kp_link {
     uint32_t epoch;   /* counts dials: a context of an older one is dead */
     uint32_t seq;
     uint64_t context; /* that the worker knows as current */
-    atomic_int sticky;
     size_t filled;
     unsigned char out[KP_OUT_BYTES];
 
@@ -70,6 +69,7 @@ struct kp_context {
     unsigned flags, version;
     bool primary;
     unsigned attached;
+    CUresult sticky; /* error that it does not recover from */
 };
 
 #define KP_OCCUPANCIES 8 /* answers kept for a function */
@@ -149,7 +149,8 @@ void kp_link_put(uint16_t op, uint16_t flags, uint32_t seq, const uint64_t *numb
 struct kp_waiter {
     uint32_t seq;
     bool done, reader;
-    CUresult result;
+    CUresult result, sticky;
+    uint64_t context; /* the call is made in, 0: in none */
     size_t bulk_got;
     struct kp_answer *answer;
     struct kp_text { /* kernels' for stdout and stderr: written by the thread that waits, so that only it stands still where those do */

@@ -98,9 +98,7 @@ CUresult kp_context_destroy(uint64_t number)
     link->context = 0; /* as in create */
     if (epoch != link->epoch || atomic_load(&link->lost))
         return kp_leave(CUDA_SUCCESS);
-    atomic_store(&link->sticky, CUDA_SUCCESS);
     rc = kp_ask(KP_OP_context_destroy, &number, 1, NULL, 0, &answer);
-    atomic_store(&link->sticky, CUDA_SUCCESS);
     return atomic_load(&link->lost) ? CUDA_SUCCESS : rc;
 }
 

@@ -128,8 +128,8 @@ CUresult kp_enter(void)
         return kp_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     if (context->epoch != link->epoch || atomic_load(&link->lost))
         return kp_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    if ((rc = atomic_load(&link->sticky)) != CUDA_SUCCESS)
-        return kp_leave(rc);
+    if (context->sticky != CUDA_SUCCESS)
+        return kp_leave(context->sticky);
     if (link->context != current) {
         kp_link_put(KP_OP_CONTEXT, 0, link->seq++, &current, 1, NULL, 0);
         link->context = current;
@@ -294,7 +294,6 @@ CUresult kp_link_open(void)
     link->epoch++;
     kp_shim.welcome = welcome;
     kp_shim.stats.dials++;
-    atomic_store(&link->sticky, CUDA_SUCCESS);
     atomic_store(&link->lost, false);
     start_flusher();
     return CUDA_SUCCESS;

@@ -137,8 +137,7 @@ static int take_reply(struct kp_link *link, struct kp_waiter *waiter, uint32_t l
         rc = -EPROTO;
     if (rc != 0)
         return rc;
-    if (head.sticky != 0)
-        atomic_store(&link->sticky, head.sticky);
+    waiter->sticky = head.sticky;
     pthread_mutex_lock(&link->rx);
     finish(waiter, head.result);
     pthread_mutex_unlock(&link->rx);
@@ -180,7 +179,7 @@ void kp_expect(struct kp_waiter *waiter, uint32_t seq, struct kp_answer *answer)
 {
     struct kp_link *link = &kp_shim.link;
 
-    *waiter = (struct kp_waiter){.seq = seq, .answer = answer};
+    *waiter = (struct kp_waiter){.seq = seq, .answer = answer, .context = link->context};
     pthread_cond_init(&waiter->woken, NULL);
     pthread_mutex_lock(&link->rx);
     waiter->next = link->waiters;
@@ -200,6 +199,17 @@ static void forget(struct kp_link *link, struct kp_waiter *waiter) /* with `rx` 
         pthread_cond_signal(&link->waiters->woken); /* the next reader */
     if (!link->reading && link->waiters == NULL)
         pthread_cond_broadcast(&link->idle);
+}
+
+/* The context that the call was made in is of no use any more; others are. */
+static void mark_context(const struct kp_waiter *waiter)
+{
+    struct kp_context *context;
+
+    pthread_mutex_lock(&kp_shim.tx);
+    if ((context = kp_context_of(waiter->context)) != NULL && context->sticky == CUDA_SUCCESS)
+        context->sticky = waiter->sticky;
+    pthread_mutex_unlock(&kp_shim.tx);
 }
 
 CUresult kp_await(struct kp_waiter *waiter)
@@ -227,6 +237,8 @@ CUresult kp_await(struct kp_waiter *waiter)
     forget(link, waiter);
     pthread_mutex_unlock(&link->rx);
     pthread_cond_destroy(&waiter->woken);
+    if (waiter->sticky != CUDA_SUCCESS)
+        mark_context(waiter);
     write_text(&waiter->printed, stdout);
     write_text(&waiter->asserted, stderr);
     return waiter->result;

@@ -139,8 +139,9 @@ void sg_context_end(struct sg_context *context)
 {
 	struct sg_device *device = context->device;
 
+	sg_wait_context(context);
 	sg_live_remove(context);
-	sg_context_kill(context, CUDA_ERROR_CONTEXT_IS_DESTROYED); /* running and hanging work stops */
+	sg_context_kill(context, CUDA_ERROR_CONTEXT_IS_DESTROYED); /* work that is not done, because the card failed, stops */
 	sg_streams_end(context);
 	sg_events_end(context);
 	sg_libraries_forget(context);
@@ -195,7 +196,7 @@ CU_API CUresult cuCtxDestroy_v2(CUcontext context)
 	SG_TRY(sg_ready());
 	if (!sg_live(SG_CONTEXT, context) || context->primary)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	CUresult status = sg_context_status(context);
+	CUresult status = sg_wait_context(context);
 	if (sg_current() == context)
 		depth--;
 	sg_context_end(context);
