@@ -123,7 +123,7 @@ class ProcessWorkers:
         word = await launch.launch(program, self._options(binding), f"worker {binding.label}", log, self._card_s + 2.0)
         if word.startswith(("ready", "busy")):  # busy: another start of it was first
             return
-        await lock.wait_free(self._path(key, "lock"), STATUS_S)  # it has said why, and is on its way out
+        await lock.wait_free(self._path(key, "lock"), self._card_s)  # it has said why, and is on its way out
         if word.startswith("card "):
             raise CardLost(f"{binding.label}: card {binding.card} does not open: {word.removeprefix('card ')}")
         raise Unreachable(f"{binding.label}: its worker did not start: {launch.last_words(log)}")

@@ -28,11 +28,14 @@ BEHIND = {
     "settle": "cuEventCreate",  # of the mark behind the copy; the copy itself makes none
     "box_in": "cuMemcpy2DAsync_v2",
     "box_between": "cuMemcpy3DAsync_v2",
+    "host_func": "cuStreamAddCallback",
+    "physical_release": "cuMemRelease",
+    "node_kernel_set": "cuGraphKernelNodeSetParams_v2",
 }
 """Our own ops by the driver's function they come down to; a call is itself."""
 
-CANNOT_FAIL = {"pinned_give"}
-"""Ops that only change a count of the session's own: what is wrong in them ends the session."""
+CANNOT_FAIL = {"pinned_give", "host_next"}
+"""Ops that only change what the session itself keeps: what is wrong in them ends the session."""
 
 
 def asynchronous() -> list[str]:

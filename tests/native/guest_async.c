@@ -16,6 +16,10 @@ static CUfunction function;
 static CUlibrary library_made;
 static CUkernel kernel_made;
 static CUlinkState linker;
+static CUmemGenericAllocationHandle physical;
+static CUgraph graph;
+static CUgraphNode node;
+static CUgraphExec exec;
 static char *pinned, plain[BYTES];
 
 static CUresult op_launch(void) { return launch(function, stream, NULL, NULL); }
@@ -63,6 +67,25 @@ static CUresult op_event(void) { return cu(cuEventCreate, &event, 0u); }
 static CUresult op_record(void) { return cu(cuEventRecord, event, stream); }
 static CUresult op_record_flags(void) { return cu(cuEventRecordWithFlags, event, stream, 0u); }
 static CUresult op_event_destroy(void) { return cu(cuEventDestroy_v2, event); }
+static void nothing(void *unused) { (void)unused; }
+static CUresult op_host_func(void) { return cu(cuLaunchHostFunc, stream, nothing, NULL); }
+static CUresult op_release(void) { return cu(cuMemRelease, physical); }
+static CUresult op_graph_destroy(void) { return cu(cuGraphDestroy, graph); }
+static CUresult op_exec_destroy(void) { return cu(cuGraphExecDestroy, exec); }
+static CUresult op_graph_upload(void) { return cu(cuGraphUpload, exec, stream); }
+static CUresult op_graph_launch(void) { return cu(cuGraphLaunch, exec, stream); }
+
+static CUDA_KERNEL_NODE_PARAMS one_thread(void)
+{
+    return (CUDA_KERNEL_NODE_PARAMS){.func = function, 1, 1, 1, 1, 1, 1};
+}
+
+static CUresult op_node_kernel_set(void)
+{
+    CUDA_KERNEL_NODE_PARAMS params = one_thread();
+
+    return cu(cuGraphKernelNodeSetParams_v2, node, &params);
+}
 
 static const struct {
     const char *op;
@@ -100,10 +123,20 @@ static const struct {
     {"cuEventRecord", op_record},
     {"cuEventRecordWithFlags", op_record_flags},
     {"cuEventDestroy_v2", op_event_destroy},
+    {"host_func", op_host_func},
+    {"physical_release", op_release},
+    {"node_kernel_set", op_node_kernel_set},
+    {"cuGraphDestroy", op_graph_destroy},
+    {"cuGraphExecDestroy", op_exec_destroy},
+    {"cuGraphUpload", op_graph_upload},
+    {"cuGraphLaunch", op_graph_launch},
 };
 
 static void make_all(void)
 {
+    CUmemAllocationProp property = {.type = 1, .location = {.type = 1}};
+    CUDA_KERNEL_NODE_PARAMS params;
+
     must(cuMemAlloc_v2, &at, (size_t)BYTES);
     must(cuMemAlloc_v2, &more, (size_t)(3 * MIB));
     must(cuMemHostAlloc, (void **)&pinned, (size_t)BYTES, 0u);
@@ -114,6 +147,11 @@ static void make_all(void)
     must(cuLibraryLoadData, &library_made, "ptx", NULL, NULL, 0u, NULL, NULL, 0u);
     must(cuLibraryGetKernel, &kernel_made, library_made, "none");
     must(cuLinkCreate_v2, 0u, NULL, NULL, &linker);
+    must(cuMemCreate, &physical, (size_t)(2 * MIB), &property, 0ull);
+    params = one_thread();
+    must(cuGraphCreate, &graph, 0u);
+    must(cuGraphAddKernelNode_v2, &node, graph, NULL, (size_t)0, &params);
+    must(cuGraphInstantiateWithFlags, &exec, graph, 0ull);
     must(cuCtxSynchronize); /* behind all that was not waited for */
 }
 

@@ -11,7 +11,8 @@ void kp_graph_free(void *object)
 {
     struct kp_graph *graph = object;
 
-    graph->driver->cuGraphDestroy(graph->graph);
+    if (graph->graph != NULL)
+        graph->driver->cuGraphDestroy(graph->graph);
     free(graph->node);
     free(graph);
 }
@@ -20,7 +21,8 @@ void kp_exec_free(void *object)
 {
     struct kp_exec *exec = object;
 
-    exec->driver->cuGraphExecDestroy(exec->exec);
+    if (exec->exec != NULL)
+        exec->driver->cuGraphExecDestroy(exec->exec);
     free(exec);
 }
 
@@ -137,8 +139,11 @@ int kp_do_cuGraphDestroy(struct kp_server *s, struct kp_work *w)
     struct kp_graph *graph;
     int rc = kp_graph_of(s, w->in[0], &graph);
 
-    if (rc == CUDA_SUCCESS)
-        kp_forget(s, w->in[0]);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = s->driver.cuGraphDestroy(graph->graph); /* here and not with its handle, so that its error is told */
+    graph->graph = NULL;
+    kp_forget(s, w->in[0]);
     return rc;
 }
 
@@ -220,8 +225,11 @@ int kp_do_cuGraphExecDestroy(struct kp_server *s, struct kp_work *w)
     struct kp_exec *exec;
     int rc = exec_of(s, w->in[0], &exec);
 
-    if (rc == CUDA_SUCCESS)
-        kp_forget(s, w->in[0]);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = s->driver.cuGraphExecDestroy(exec->exec);
+    exec->exec = NULL;
+    kp_forget(s, w->in[0]);
     return rc;
 }
 

@@ -114,15 +114,18 @@ CUresult kp_cuMemAddressFree(CUdeviceptr ptr, size_t size)
     return kp_leave(CUDA_SUCCESS);
 }
 
-/* With `tx` held: its worker is told once nothing needs it. */
-static void put_physical(struct physical *physical)
+/* With `tx` held. Its number, which the worker is to be told, once nothing needs it; else 0. */
+static uint64_t put_physical(struct physical *physical)
 {
+    uint64_t number = 0;
+
     if (physical->holders > 0 || physical->maps > 0)
-        return;
+        return 0;
     if (physical->epoch == kp_shim.link.epoch && !atomic_load(&kp_shim.link.lost))
-        kp_link_put(KP_OP_physical_release, 0, kp_shim.link.seq++, &physical->number, KP_PHYSICAL_RELEASE_IN, NULL, 0);
+        number = physical->number;
     kp_handles_drop(&kp_shim.handles, physical->number);
     free(physical);
+    return number;
 }
 
 CUresult kp_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)
@@ -163,15 +166,17 @@ CUresult kp_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 CUresult kp_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct physical *physical;
-    CUresult rc = kp_enter_device();
+    uint64_t number;
+    CUresult rc = kp_enter_any();
 
     if (rc != CUDA_SUCCESS)
         return rc;
     if ((physical = physical_of(handle)) == NULL || physical->holders == 0)
         return kp_leave(CUDA_ERROR_INVALID_VALUE);
     physical->holders--;
-    put_physical(physical);
-    return kp_leave(CUDA_SUCCESS);
+    if ((number = put_physical(physical)) == 0)
+        return kp_leave(CUDA_SUCCESS);
+    return kp_send(KP_OP_physical_release, &number, KP_PHYSICAL_RELEASE_IN, NULL, 0);
 }
 
 static void enter_map(struct map *map)
@@ -187,12 +192,14 @@ static void enter_map(struct map *map)
 static void leave_map(struct map *map)
 {
     struct map **at = &maps;
+    uint64_t number;
 
     while (*at != map)
         at = &(*at)->next;
     *at = map->next;
     map->physical->maps--;
-    put_physical(map->physical);
+    if ((number = put_physical(map->physical)) != 0)
+        kp_link_put(KP_OP_physical_release, 0, kp_shim.link.seq++, &number, KP_PHYSICAL_RELEASE_IN, NULL, 0);
     free(map);
 }
 
