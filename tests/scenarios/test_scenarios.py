@@ -34,6 +34,7 @@ def test_there_are_the_stories_that_we_promise() -> None:
         "passthrough-guest-is-silent",
         "passthrough-cold",
         "passthrough-falls-back",
+        "passthrough-waits",
     }
     assert promised <= {p.name for p in STORIES}
 
