@@ -6,6 +6,7 @@ KvmpoolError
 │   ├── ConfigInvalid    the configuration cannot be read
 │   ├── NoCapacity       no card can serve the claim now
 │   ├── CardBusy         somebody holds the card
+│   ├── NoReset          nobody knows how to reset the card
 │   ├── SwitchFailed     a mode switch was begun, failed and was undone: trying again does the same
 │   └── Denied           the caller may not do that
 ├── NotFound                                                     (HTTP 404, exit 3)
@@ -43,6 +44,10 @@ class NoCapacity(Refused):
 
 class CardBusy(Refused):
     """A process, driver or domain holds the card; the message lists the holders."""
+
+
+class NoReset(Refused):
+    """Neither the card nor the bus offers a way to reset it: that does not change before another kernel or card."""
 
 
 class SwitchFailed(Refused):

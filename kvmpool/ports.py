@@ -206,7 +206,7 @@ class Cards(Protocol):
 
 
 class Modes(Protocol):
-    """Gives cards to the driver of another mode. One switch at a time; a card's whole unit together."""
+    """Gives cards to the driver of another mode, a card's whole unit together; resets cards. One at a time."""
 
     async def plan(self, card: Card, mode: Mode) -> tuple[str, ...]:
         """What `switch` would do, a line a change; () where the card is in that mode. Changes nothing.
@@ -216,6 +216,13 @@ class Modes(Protocol):
 
     async def switch(self, card: Card, mode: Mode) -> None:
         """Idempotent. Raises CardBusy and Refused (nothing was changed), SwitchFailed (it was undone), CardWedged."""
+
+    async def reset(self, card: Card) -> None:
+        """Reset a card that is on vfio-pci and that nobody holds; it answers again when this returns.
+
+        Raises NoReset where nobody knows how, CardBusy and Refused (nothing was done), CardLost where it was tried and
+        the card is not well after it, CardWedged where the reset does not end.
+        """
 
     async def recover(self) -> tuple[str, ...]:
         """Ends what an earlier life of ours left half done; a line for each unit, also where that could not be done."""

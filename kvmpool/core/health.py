@@ -2,20 +2,23 @@
 
     fold     one signal, however often it is repeated or by how many sources
     settle   the moves that depend on whether anything still holds the card
+    awaits_reset  what may bring the card back, once nothing holds it
     restore  an operator says that the card is repaired
 
     HEALTHY -(CORROBORATE | failed probe | one lost read)-> SUSPECT -(clean for long enough)-> HEALTHY
     HEALTHY|SUSPECT|PROBATION|DRAINING|UNKNOWN -(RESET_NEEDED | failed probe while suspect)-> FAILED
                                      -(CARD_FATAL | address gone | lost reads)-> FAILED, fatal
     any -(a driver does not let go of it)-> WEDGED -(the host rebooted)-> RESETTING
-    HEALTHY|SUSPECT|PROBATION|UNKNOWN -(DRAIN)-> DRAINING -(unbound, a reset is allowed)-> RESETTING
-    FAILED -(unbound)-> QUARANTINED | LEMON    QUARANTINED -(not fatal, a reset is allowed)-> RESETTING
+    HEALTHY|SUSPECT|PROBATION|UNKNOWN -(DRAIN)-> DRAINING -(unbound, then reset)-> RESETTING
+    FAILED -(unbound)-> QUARANTINED | LEMON    QUARANTINED -(not fatal, then reset)-> RESETTING
+    QUARANTINED|DRAINING -(its reset failed)-> DEAD, -(it has none)-> as it is, for good
     any -(the host rebooted | an operator)-> RESETTING -(clean probes)-> PROBATION -(clean for its term)-> HEALTHY
                                              RESETTING -(anything worse)-> DEAD
 
 UNKNOWN is what nobody measured; one clean probe ends it, because a probe asks the card for what a sick one fails and
 nothing speaks against it: unknown is a lack of evidence, not evidence of sickness. Never is a card healthy without one.
-FAILED is entered before LEMON so that its bindings are moved first, by the same rule as any other.
+RESETTING begins after the reset, with its validation: a daemon that is killed during one finds the card as it was, and
+resets it again. FAILED is entered before LEMON so that its bindings are moved first, by the same rule as any other.
 This module does not know where signals come from nor who holds a card.
 """
 
@@ -32,6 +35,8 @@ from kvmpool.core.model import (
     Health,
     HealthSignal,
     ProbeSignal,
+    ResetResult,
+    ResetSignal,
     UnknownSignal,
     Verdict,
     WedgedSignal,
@@ -64,7 +69,7 @@ class Limits:
     probation_cap_s: float = DAY_S
     lemon_day: int = 3  # a card that failed so often fails again, and each time costs somebody a failover
     lemon_week: int = 5
-    may_reset: bool = False  # nothing performs resets yet: then only a reboot or an operator starts validation
+    may_reset: bool = True  # else only a reboot or an operator starts validation
     probe_s: float = 5.0  # between probes of a healthy card
     probe_deadline_s: float = 5.0  # a driver under load answers late, rarely by seconds
     suspect_probe_s: float = 1.0
@@ -91,6 +96,8 @@ def fold(health: Health, signal: HealthSignal, now: float, boot_id: BootId, limi
             return _judge(health, kind, signal.text, signal.at, now, limits)
         case WedgedSignal():
             return _wedged(health, signal, now)
+        case ResetSignal():
+            return _reset(health, signal, now)
 
 
 def on_boot(health: Health, now: float, boot_id: BootId) -> Health:
@@ -128,11 +135,14 @@ def settle(health: Health, bound: bool, now: float, limits: Limits) -> Health:
             reason = f"failed {len(health.failures)} times in 7 days; last: {health.reason}"
             return _enter(health, Verdict.LEMON, reason, now)
         return _enter(health, Verdict.QUARANTINED, health.reason, now)
-    if not limits.may_reset:
-        return health
-    if health.verdict is Verdict.DRAINING or (health.verdict is Verdict.QUARANTINED and not health.fatal):
-        return _validate(health, f"reset after: {health.reason}", now)
     return health
+
+
+def awaits_reset(health: Health, limits: Limits) -> bool:
+    """Is a reset what would bring it back into service? Only where nothing holds it any more (see `settle`)."""
+    if not limits.may_reset or health.fatal:
+        return False
+    return health.verdict in (Verdict.QUARANTINED, Verdict.DRAINING)
 
 
 def restore(health: Health, ticket: int, now: float) -> Health:
@@ -226,6 +236,19 @@ def _wedged(health: Health, signal: WedgedSignal, now: float) -> Health:
     if health.verdict is Verdict.WEDGED:
         return health
     return _enter(replace(health, fatal=True, hard=True), Verdict.WEDGED, signal.text, now)
+
+
+def _reset(health: Health, signal: ResetSignal, now: float) -> Health:
+    """A word about a card that has moved on meanwhile (a reboot, an operator, a worse loss) changes nothing."""
+    if health.verdict not in (Verdict.QUARANTINED, Verdict.DRAINING) or health.fatal:
+        return health
+    match signal.result:
+        case ResetResult.DONE:
+            return _validate(health, f"reset after: {health.reason}", now)
+        case ResetResult.FAILED:
+            return _enter(replace(health, fatal=True), Verdict.DEAD, f"{signal.text}; before: {health.reason}", now)
+        case ResetResult.IMPOSSIBLE:
+            return _enter(replace(health, fatal=True), Verdict.QUARANTINED, f"{health.reason}; {signal.text}", now)
 
 
 def _probe(health: Health, signal: ProbeSignal, now: float, limits: Limits) -> Health:

@@ -8,6 +8,7 @@
     row RELEASING or LOST, no worker   forget the row: this look is the proof that its memory is free
     worker without a row               stop it: its row went, or is of another generation
     a card's news                      publish it, before anything else: the leader waits for it
+    a card that a reset may bring back last but one: reconcile_resets.py
     a card in another mode than wished last of all: reconcile_modes.py
 
 A worker without a row is stopped also after the store was lost with everything in it: a row is the only right to hold
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvmpool.core.health import OUT_OF_SERVICE, is_news
+from kvmpool.core.health import OUT_OF_SERVICE, Limits, is_news
 from kvmpool.core.model import (
     Binding,
     BootId,
@@ -49,6 +50,7 @@ from kvmpool.core.model import (
 from kvmpool.core.place import VFIO
 from kvmpool.core.plug import worker_of
 from kvmpool.core.reconcile_modes import ModesView, SwitchFault, answer, reconcile_modes
+from kvmpool.core.reconcile_resets import reconcile_resets
 
 WorkerKey = tuple[ClaimKey, Generation]
 
@@ -73,6 +75,7 @@ class CardsView:
     switch_faults: Mapping[CardId, SwitchFault] = field(default_factory=dict)
     initial_modes: Mapping[str, Mode] = field(default_factory=dict)  # address -> mode, of the configuration
     default_mode: Mode | None = None
+    limits: Limits = Limits()
 
     def modes(self, cards: tuple[Card, ...]) -> ModesView:
         """The part that has to do with modes; `cards`: as they are to be published."""
@@ -97,9 +100,8 @@ def reconcile_cards(view: CardsView) -> tuple[CardStep, ...]:
     renamed = _renamed(view, seen)
     cards = _believed(view, seen, renamed)
     news = tuple(_news(view, cards, renamed))
-    modes = tuple(
-        reconcile_modes(view.modes(tuple(cards[card_id] for card_id in cards if _driver_known(seen.get(card_id)))))
-    )
+    known = view.modes(tuple(cards[card_id] for card_id in cards if _driver_known(seen.get(card_id))))
+    modes = (*reconcile_resets(known, view.limits), *reconcile_modes(known))
     if view.workers is None:
         return (*news, *modes)
     return (*news, *_bindings(view, view.workers), *_orphans(view, view.workers), *modes)

@@ -6,6 +6,7 @@ An observation is never an order: it is folded into a verdict or compared with r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from kvmpool.core.rows import (
     CardId,
@@ -166,4 +167,24 @@ class WedgedSignal:
     text: str
 
 
-HealthSignal = XidSignal | ProbeSignal | GoneSignal | UnknownSignal | EccSignal | BusErrorSignal | WedgedSignal
+class ResetResult(Enum):
+    """How a card's reset ended."""
+
+    DONE = "done"  # it answers again, as the device that it was
+    FAILED = "failed"  # it was tried, and the card is not well after it
+    IMPOSSIBLE = "impossible"  # nobody knows how to reset it; nothing was tried
+
+
+@dataclass(frozen=True, slots=True)
+class ResetSignal:
+    """The card was reset, or could not be."""
+
+    card: CardId
+    at: float
+    result: ResetResult
+    text: str = ""
+
+
+HealthSignal = (
+    XidSignal | ProbeSignal | GoneSignal | UnknownSignal | EccSignal | BusErrorSignal | WedgedSignal | ResetSignal
+)

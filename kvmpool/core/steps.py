@@ -122,6 +122,14 @@ class SwitchMode:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetCard:
+    """Reset a card that failed and that nobody holds; what became of it is a signal of its health."""
+
+    card: Card
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordMode:
     """Write down the mode that the configuration wants of a card of which no person has said anything."""
 
@@ -129,7 +137,9 @@ class RecordMode:
     reason: str
 
 
-CardStep = StartWorker | StopWorker | ReportReady | ReportBroken | Forget | PublishCard | SwitchMode | RecordMode
+CardStep = (
+    StartWorker | StopWorker | ReportReady | ReportBroken | Forget | PublishCard | SwitchMode | RecordMode | ResetCard
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from kvmpool.core.model import (
     RecordMode,
     ReportBroken,
     ReportReady,
+    ResetCard,
     StartWorker,
     StopWorker,
     SwitchMode,
@@ -34,6 +35,7 @@ from kvmpool.core.reconcile_cards import CardsView, WorkerKey, reconcile_cards
 from kvmpool.daemon.card_watch import CardWatch
 from kvmpool.daemon.ledger import Ledger, Page
 from kvmpool.daemon.perform import CardHands, Checkpoint, no_checkpoint
+from kvmpool.daemon.resets import Resets
 from kvmpool.daemon.switches import AS_FOUND, InitialModes, Switches
 from kvmpool.daemon.turns import Errands, Loop, unless_conflict
 from kvmpool.errors import CardLost, KvmpoolError
@@ -91,6 +93,7 @@ class CardLoop(Loop):
         self._failures: dict[WorkerKey, _Failure] = {}
         self._list_fault = ""
         self._switches = Switches(clock, self._hands, self._errands, self._watch)
+        self._resets = Resets(clock, self._hands, self._watch, self._switches)
 
     @property
     def health(self) -> dict[CardId, Health]:
@@ -127,7 +130,8 @@ class CardLoop(Loop):
 
     def pause_s(self) -> float:
         now = self.clock.now()
-        retries = [failure.retry_at for failure in self._failures.values()] + self._switches.retries()
+        retries = [failure.retry_at for failure in self._failures.values()]
+        retries += self._switches.retries.times() + self._resets.retries.times()
         due = [at - now for at in retries if at > self.turn_at]
         return max(0.0, min([_IDLE_S, self._watch.due_in_s(), *due]))
 
@@ -175,6 +179,7 @@ class CardLoop(Loop):
             switch_faults=dict(self._switches.faults),
             initial_modes=self._initial_modes.by_address,
             default_mode=self._initial_modes.default,
+            limits=self._watch.limits,
         )
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -190,6 +195,8 @@ class CardLoop(Loop):
                     self._send((step.claim, step.generation), partial(self._stop, step))
                 case SwitchMode():
                     self._switches.run(step, page.rows.cards.values())
+                case ResetCard():
+                    self._resets.run(step)
                 case ReportReady() | ReportBroken() | Forget() if _key(step.binding) in self._errands:
                     continue  # its worker is being started or stopped: what becomes of it is not known yet
                 case _:

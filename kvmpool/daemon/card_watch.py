@@ -21,6 +21,7 @@ from kvmpool.core.model import (
     HealthSignal,
     HostName,
     ProbeSignal,
+    ResetSignal,
     Rows,
     UnknownSignal,
     WedgedSignal,
@@ -90,7 +91,7 @@ class CardWatch:
         now, boot_id = self._clock.now(), self._clock.boot_id()
         signals, self._signals = self._signals, []
         for signal in signals:
-            if signal.card in switching and not isinstance(signal, WedgedSignal):
+            if signal.card in switching and not isinstance(signal, WedgedSignal | ResetSignal):
                 continue
             if signal.card in self.health:
                 self.health[signal.card] = fold(self.health[signal.card], signal, now, boot_id, self.limits)

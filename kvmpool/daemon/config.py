@@ -285,9 +285,6 @@ def _build(values: dict[str, dict[str, tuple[Path, Any]]], faults: list[str]) ->
                 good[key] = _cast(_SECTIONS[name][key].kind, value)
         sections[name] = kind(**good)
     config = Config(**cast(Any, sections))
-    if config.health.may_reset:
-        source = values["health"]["may_reset"][0]
-        faults.append(f"{source}: health.may_reset = true: this version resets no card; leave it out")
     port = config.dataplane.listen.rpartition(":")[2]
     if port.isdigit() and int(port) > 65535:
         source = values["dataplane"]["listen"][0]

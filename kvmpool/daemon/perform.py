@@ -42,6 +42,7 @@ from kvmpool.core.model import (
     Release,
     ReportBroken,
     ReportReady,
+    ResetCard,
     Settings,
     StartWorker,
     StopWorker,
@@ -62,7 +63,7 @@ Checkpoint = Callable[[str], None]
 _EFFECTS = (
     *("bind", "release", "rebind", "lose", "trip-breaker", "forget-events"),
     *("publish-host", "publish-card", "start-worker", "stop-worker", "report-ready", "report-broken", "forget"),
-    *("record-mode", "switch-mode"),
+    *("record-mode", "switch-mode", "reset-card"),
     *("attach-device", "detach-device", "tell-force-unplug", "force-unplug", "power-on"),
     *("open-relay", "point-relay", "unpoint-relay", "follow-domain", "close-relay"),
     *("record-pointed", "withdraw", "mark-started"),
@@ -222,6 +223,15 @@ class CardHands(_Hands):
         log.info("%s: switching its mode (%s)", step.card.label, step.reason)
         await self._modes.switch(step.card, step.mode)
         self._checkpoint("after-switch-mode")
+
+    async def reset_card(self, step: ResetCard) -> None:
+        """Raises as ports.Modes.reset does."""
+        if self._modes is None:
+            raise Refused("this kvmpoold resets no cards")
+        self._checkpoint("before-reset-card")
+        log.info("%s: resetting it (%s)", step.card.label, step.reason)
+        await self._modes.reset(step.card)
+        self._checkpoint("after-reset-card")
 
     async def start_worker(self, step: StartWorker) -> None:
         """Raises CardLost, Unreachable."""

@@ -9,7 +9,7 @@ This module does not know what a driver is (ports.Modes does) nor whether a swit
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,6 +41,27 @@ class _Retry:
     at: float
 
 
+class Retries:
+    """When what was refused for a card is tried again: each time in a row twice as late."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next: dict[CardId, _Retry] = {}
+
+    def is_due(self, card: CardId) -> bool:
+        return card not in self._next or self._clock.now() >= self._next[card].at
+
+    def later(self, card: CardId) -> None:
+        pause_s = min(_RETRY_MAX_S, 2 * self._next[card].pause_s) if card in self._next else _RETRY_S
+        self._next[card] = _Retry(pause_s, self._clock.now() + pause_s)
+
+    def over(self, card: CardId) -> None:
+        self._next.pop(card, None)
+
+    def times(self) -> list[float]:
+        return [retry.at for retry in self._next.values()]
+
+
 class Switches:
     """Of one card loop."""
 
@@ -50,7 +71,7 @@ class Switches:
         self._hands = hands
         self._errands = errands
         self._watch = watch
-        self._retries: dict[CardId, _Retry] = {}
+        self.retries = Retries(clock)
         self._under_way: dict[CardId, float | None] = {}  # when its switch ended; None: it has not
 
     def under_way(self) -> frozenset[CardId]:
@@ -62,17 +83,17 @@ class Switches:
 
     def run(self, step: SwitchMode, cards: Iterable[Card]) -> None:
         """Start it, unless it is under way or not due for another try."""
-        retry = self._retries.get(step.card.id)
-        key = ("switch", step.card.id)
-        if key in self._errands or (retry is not None and self._clock.now() < retry.at):
-            return
-        mates = [mate.id for mate in unit(step.card, cards)]
-        self._under_way |= dict.fromkeys(mates)
-        self._errands.run(key, partial(self._switch, step, mates))
+        if self.retries.is_due(step.card.id):
+            mates = [mate.id for mate in unit(step.card, cards)]
+            self.alone(step.card.id, mates, partial(self._switch, step, mates))
 
-    def retries(self) -> list[float]:
-        """When switches that were refused are due for another try."""
-        return [retry.at for retry in self._retries.values()]
+    def alone(self, card: CardId, mates: list[CardId], act: Callable[[], Awaitable[None]]) -> None:
+        """Run what exchanges or disturbs the driver of these cards, unless that is done to one of them already."""
+        key = ("switch", card)
+        if key in self._errands or any(self._under_way.get(mate, 0.0) is None for mate in mates):
+            return
+        self._under_way |= dict.fromkeys(mates)
+        self._errands.run(key, partial(self._out_of_sight, mates, act))
 
     def forget(self, wishes: Mapping[CardId, CardWish]) -> None:
         """Let go of what nobody asks for any more: a newer wish is a new question."""
@@ -80,7 +101,7 @@ class Switches:
             wish = wishes.get(card)
             if wish is None or wish.mode_ticket != fault.ticket:
                 del self.faults[card]
-                self._retries.pop(card, None)
+                self.retries.over(card)
 
     def seen(self, seen: tuple[CardSeen, ...] | None) -> tuple[CardSeen, ...] | None:
         """What may be believed of an inventory."""
@@ -103,7 +124,11 @@ class Switches:
             self._refused(step, str(error))
         else:
             self.faults.pop(card, None)
-            self._retries.pop(card, None)
+            self.retries.over(card)
+
+    async def _out_of_sight(self, mates: list[CardId], act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await act()
         finally:
             now = self._clock.now()
             self._under_way |= dict.fromkeys(mates, now)
@@ -117,9 +142,7 @@ class Switches:
         if before is None or before.reason != reason:
             log.warning("%s: its mode is not switched: %s; trying again", step.card.label, reason)
         self.faults[card] = SwitchFault(step.ticket, reason)
-        retry = self._retries.get(card)
-        pause_s = min(_RETRY_MAX_S, 2 * retry.pause_s) if retry is not None else _RETRY_S
-        self._retries[card] = _Retry(pause_s, self._clock.now() + pause_s)
+        self.retries.later(card)
 
 
 AS_FOUND = InitialModes()

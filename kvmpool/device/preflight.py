@@ -38,7 +38,7 @@ class Situation:
 def check(card: Card, situation: Situation, mode: Mode) -> None:
     """Raises Refused or CardBusy for the first thing that stands against it."""
     unit = situation.unit
-    _is_the_same(card, unit)
+    check_identity(card, unit)
     if situation.state is not BusState.ANSWERS:
         _refuse_dead(card, situation.state)
     if mode is Mode.PASSTHROUGH:
@@ -72,7 +72,7 @@ def wanted_driver(unit: Unit, function: Function, mode: Mode, origin: str) -> st
     return origin if origin and not is_vfio(origin) else None
 
 
-def _is_the_same(card: Card, unit: Unit) -> None:
+def check_identity(card: Card, unit: Unit) -> None:
     facts = unit.facts
     if card.pci.ids and card.pci.ids != facts.ids:
         what = f"{unit.address} is {facts.ids or 'nothing'} now, {card.label} was {card.pci.ids}"

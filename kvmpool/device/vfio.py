@@ -29,7 +29,8 @@ from kvmpool.core.model import Card, CardId, Mode
 from kvmpool.device.bounded import Bounded
 from kvmpool.device.child_write import WriteRefused, child_write
 from kvmpool.device.holders import told
-from kvmpool.device.preflight import Situation, check, missing_module, wanted_driver
+from kvmpool.device.preflight import Situation, check, check_identity, missing_module, wanted_driver
+from kvmpool.device.reset import RESET_DEADLINE_S, functions_to_reset, reset
 from kvmpool.device.situation import look
 from kvmpool.device.switch_journal import Before, Entry, Journal, before
 from kvmpool.device.sysroot import Sysroot
@@ -68,6 +69,7 @@ class VfioModes:
         let_go: LetGo = nothing_held,
         load: Callable[[str], Awaitable[None]] | None = None,
         unbind_deadline_s: float = UNBIND_DEADLINE_S,
+        reset_deadline_s: float = RESET_DEADLINE_S,
         settle_s: float = SETTLE_S,
         checkpoint: Callable[[str], None] = lambda point: None,
     ) -> None:
@@ -82,6 +84,7 @@ class VfioModes:
         self._let_go = let_go
         self._load = load
         self._unbind_deadline_s = unbind_deadline_s
+        self._reset_deadline_s = reset_deadline_s
         self._settle_s = settle_s
         self._checkpoint = checkpoint
         self._lock = asyncio.Lock()
@@ -119,6 +122,14 @@ class VfioModes:
                 situation = await self._look(card.address)  # now ours are gone too, or they are told as holders
                 check(card, situation, mode)
                 await self._carry_out(card, situation.unit, mode)
+
+    async def reset(self, card: Card) -> None:
+        async with self._lock:
+            self._refuse_wedged(card)
+            situation = await self._look(card.address)
+            check_identity(card, situation.unit)
+            functions = functions_to_reset(self._sysroot, situation)
+            await reset(self._sysroot, card.address, functions, self._reset_deadline_s)
 
     async def recover(self) -> tuple[str, ...]:
         lines = []

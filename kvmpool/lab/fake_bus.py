@@ -2,9 +2,10 @@
 
     python -m kvmpool.lab.fake_bus ROOT        until it is ended
 
-Under ROOT are sys/, proc/ and dev/. `unbind` of each driver and `drivers_probe` are FIFOs that this process reads; the
-driver links, the vfio nodes and cleared overrides follow, as in the kernel. Wrong behaviour is made by what stands at a
-file's place: see `hang`, `ignore` and `refuse`. Source: kernel, drivers/base/bus.c, drivers/base/dd.c, pci-driver.c.
+Under ROOT are sys/, proc/ and dev/. `unbind` of each driver, `drivers_probe` and each `reset` are FIFOs that this
+process reads; the driver links, the vfio nodes and cleared overrides follow, as in the kernel. Wrong behaviour is made
+by what stands at a file's place: see `hang`, `ignore` and `refuse`. Source: kernel, drivers/base/bus.c,
+drivers/base/dd.c, drivers/pci/pci-driver.c, drivers/pci/pci-sysfs.c.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def adopt(root: Path) -> None:
     for folder in bus.glob("devices/*"):
         link = folder / "driver"
         (folder / ".driver").write_text(Path(os.readlink(link)).name if link.is_symlink() else "")
+        _fifo(folder / "reset")
 
 
 def make_process(root: Path, pid: int, comm: str, holds: str, *, cmdline: str = "", cgroup: str = "") -> None:
@@ -97,11 +99,11 @@ def ignore(root: Path, file: str) -> None:
     path.touch()
 
 
-def refuse(root: Path, file: str) -> None:
-    """Who writes an address to this file gets EINVAL, from a file of the real kernel that takes only numbers."""
+def refuse(root: Path, file: str, by: str = "/proc/self/oom_score_adj") -> None:
+    """Who writes to this file gets the error of `by`, one of the real kernel; this takes only numbers: EINVAL."""
     path = root / "sys/bus/pci" / file
     path.unlink()
-    path.symlink_to("/proc/self/oom_score_adj")
+    path.symlink_to(by)
 
 
 class FakeBus:
@@ -110,7 +112,8 @@ class FakeBus:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.bus = root / "sys/bus/pci"
-        self.log: list[str] = []  # "unbind nvidia 0000:41:00.0", in order
+        self.log: list[str] = []  # "unbind nvidia 0000:41:00.0", "reset 0000:41:00.0", in order
+        self.wakes_as: dict[str, bytes] = {}  # address -> its config space after a reset; others wake as they were
         self._fds: dict[int, Path] = {}
         self._turns = 0
         self._quiet = False
@@ -151,6 +154,7 @@ class FakeBus:
     def _open(self) -> None:
         """Every FIFO there is, both ends of it: so a writer never waits."""
         found = {*self.bus.glob("drivers/*/unbind"), *self.bus.glob("drivers/*/bind"), self.bus / "drivers_probe"}
+        found |= set(self.bus.glob("devices/*/reset"))
         for path in found - set(self._fds.values()):
             if path.is_fifo() and not path.with_name(path.name + ".unread").exists():
                 self._fds[os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)] = path
@@ -160,7 +164,11 @@ class FakeBus:
                 del self._fds[fd]
 
     def _written(self, path: Path, address: str) -> None:
-        if path.name == "drivers_probe":
+        if path.name == "reset":
+            self.log.append(f"reset {path.parent.name}")
+            if path.parent.name in self.wakes_as:
+                path.with_name("config").write_bytes(self.wakes_as[path.parent.name])
+        elif path.name == "drivers_probe":
             self.log.append(f"probe {address}")
             self._probe(address)
         elif path.name == "unbind":
@@ -250,6 +258,7 @@ def _make_function(root: Path, each: FakeFunction) -> None:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
+    _fifo(folder / "reset")
     (folder / "config").write_bytes(bytes.fromhex(each.vendor)[::-1] + bytes.fromhex(each.device)[::-1] + bytes(252))
     if each.group:
         members = root / "sys/kernel/iommu_groups" / each.group / "devices"

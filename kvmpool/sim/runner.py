@@ -27,6 +27,7 @@ from kvmpool.errors import KvmpoolError, Unreachable
 from kvmpool.ports import Store
 from kvmpool.sim.gate import Gate
 from kvmpool.sim.hypervisor import SimHypervisor, SimPlugs
+from kvmpool.sim.modes import SimModes
 from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
     SimCards,
@@ -122,7 +123,8 @@ class Simulation:
         cards, source = SimCards(self.world, self.host), SimHealthSource(self.host)
         at = self._checkpoint
         self.cluster = ClusterLoop(*where, self.settings, checkpoint=at)
-        self.card = CardLoop(*where, cards, [source], workers, limits=self.limits, checkpoint=at)
+        modes = SimModes(self.world, self.host)
+        self.card = CardLoop(*where, cards, [source], workers, limits=self.limits, checkpoint=at, modes=modes)
         self.domain = DomainLoop(*where, SimHypervisor(self.host), relays, plugs=self._plugs(), checkpoint=at)
         ledger = Ledger(self._gate, self.clock, self.host.name)
         self.hooks = Hooks(self._gate, ledger, self.clock, self.settings, lambda _: self.domain.refresh())

@@ -52,6 +52,8 @@ class SimCard:
     condition: Condition = Condition.FINE
     mode: Mode = Mode.VGPU
     holder: str = ""  # who keeps the card from changing its driver: "pid 7 (python3)"
+    reset_ends: str = ""  # "": well; "impossible"; "fails": it is not well after it; "hangs"
+    resets: int = 0  # that worked
     switch_ends: str = ""  # "": well; "fails": it is undone; "hangs": the old driver does not let go
 
 

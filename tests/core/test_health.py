@@ -12,6 +12,7 @@ from kvmpool.core.health import (
     DAY_S,
     OUT_OF_SERVICE,
     Limits,
+    awaits_reset,
     fold,
     is_lemon,
     is_news,
@@ -28,6 +29,8 @@ from kvmpool.core.model import (
     Health,
     HealthSignal,
     ProbeSignal,
+    ResetResult,
+    ResetSignal,
     UnknownSignal,
     Verdict,
     XidSignal,
@@ -212,17 +215,47 @@ def test_a_failed_card_is_quarantined_only_when_nothing_holds_it() -> None:
 
 def test_only_where_resets_are_allowed_a_quarantine_ends_by_itself() -> None:
     waiting = settle(after(HEALTHY, xid(48)), False, 101.0, LIMITS)
-    assert settle(waiting, False, 102.0, LIMITS) == waiting
-    assert settle(waiting, False, 102.0, Limits(may_reset=True)).verdict is Verdict.RESETTING
-    fatal = settle(after(HEALTHY, xid(79)), False, 101.0, Limits(may_reset=True))
-    assert settle(fatal, False, 102.0, Limits(may_reset=True)).verdict is Verdict.QUARANTINED
+    assert awaits_reset(waiting, LIMITS)
+    assert not awaits_reset(waiting, Limits(may_reset=False))
+    fatal = settle(after(HEALTHY, xid(79)), False, 101.0, LIMITS)
+    assert fatal.verdict is Verdict.QUARANTINED
+    assert not awaits_reset(fatal, LIMITS)
+    assert reset(fatal, ResetResult.DONE) == fatal
 
 
-def test_a_drained_card_is_reset_once_it_is_free() -> None:
-    draining = after(HEALTHY, xid(63))
-    assert settle(draining, True, 101.0, Limits(may_reset=True)) == draining
-    assert settle(draining, False, 101.0, Limits(may_reset=True)).verdict is Verdict.RESETTING
-    assert settle(draining, False, 101.0, LIMITS) == draining
+def test_a_card_is_reset_only_out_of_service() -> None:
+    for health in (HEALTHY, after(HEALTHY, xid(48)), after(HEALTHY, clean(101.0))):
+        assert not awaits_reset(health, LIMITS)
+        assert reset(health, ResetResult.DONE) == health
+    assert awaits_reset(after(HEALTHY, xid(63)), LIMITS), "it drains"
+
+
+def reset(health: Health, result: ResetResult, text: str = "") -> Health:
+    return fold(health, ResetSignal(CARD, 110.0, result, text), 110.0, BOOT, LIMITS)
+
+
+def test_after_its_reset_a_card_is_validated_and_on_probation_or_dead() -> None:
+    waiting = settle(after(HEALTHY, xid(48)), False, 101.0, LIMITS)
+    done = reset(waiting, ResetResult.DONE)
+    assert done.verdict is Verdict.RESETTING
+    assert reset(done, ResetResult.DONE) == done
+    assert after(done, clean(111.0), clean(112.0), clean(113.0)).verdict is Verdict.PROBATION
+    assert after(done, *(lost(111.0 + n) for n in range(3))).verdict is Verdict.DEAD
+    failed = reset(waiting, ResetResult.FAILED, "no working reset: 0000:41:00.0: Inappropriate ioctl for device")
+    assert (failed.verdict, failed.fatal) == (Verdict.DEAD, True)
+    assert failed.reason == (
+        "no working reset: 0000:41:00.0: Inappropriate ioctl for device; before: " + waiting.reason
+    )
+    assert restore(failed, 1, 120.0).verdict is Verdict.RESETTING
+
+
+def test_a_card_without_a_reset_stays_quarantined_and_is_asked_for_none_again() -> None:
+    waiting = settle(after(HEALTHY, xid(48)), False, 101.0, LIMITS)
+    stays = reset(waiting, ResetResult.IMPOSSIBLE, "no working reset")
+    assert (stays.verdict, stays.fatal) == (Verdict.QUARANTINED, True)
+    assert stays.reason == f"{waiting.reason}; no working reset"
+    assert not awaits_reset(stays, LIMITS)
+    assert is_news(waiting, stays)
 
 
 def restored(health: Health, now: float, ticket: int = 1) -> Health:
@@ -346,6 +379,7 @@ _SIGNALS = st.one_of(
     st.builds(GoneSignal, st.just(CARD), st.just(0.0)),
     st.builds(UnknownSignal, st.just(CARD), st.just(0.0)),
     st.builds(EccSignal, st.just(CARD), st.just(0.0)),
+    st.builds(ResetSignal, st.just(CARD), st.just(0.0), st.sampled_from(ResetResult)),
 )
 _STATES = st.builds(
     lambda verdict, fatal, on_probation: replace(HEALTHY, verdict=verdict, fatal=fatal, on_probation=on_probation),
@@ -367,7 +401,7 @@ def test_without_a_clean_probe_no_card_ever_becomes_healthy(steps: list[tuple[fl
         now += delay
         if isinstance(signal, ProbeSignal) and signal.ok:
             continue
-        health = settle(fold(health, _at(signal, now), now, BOOT, LIMITS), False, now, Limits(may_reset=True))
+        health = settle(fold(health, _at(signal, now), now, BOOT, LIMITS), False, now, LIMITS)
         assert health.verdict not in (Verdict.HEALTHY, Verdict.PROBATION)
 
 

@@ -183,7 +183,7 @@ def test_a_fatal_bus_error_fails_a_card_and_another_makes_it_suspect() -> None:
 
 
 def test_a_wedged_card_stays_so_until_the_host_reboots() -> None:
-    limits = Limits(may_reset=True)
+    limits = Limits()
     wedged = fold(health(), WedgedSignal(CardId("GPU-0"), 1.0, "stuck"), 1.0, BOOT, limits)
     assert (wedged.verdict, wedged.reason) == (Verdict.WEDGED, "stuck")
     assert restore(settle(wedged, False, 2.0, limits), 1, 2.0).verdict is Verdict.WEDGED

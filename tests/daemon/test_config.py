@@ -119,7 +119,6 @@ def test_all_faults_of_all_files_are_reported_at_once_each_with_file_and_key(tmp
         ("[hook]\ndeadline_s = true", "must be a number"),
         ("[policy]\nbreaker_min_cards = 1.5", "must be a whole number"),
         ("[health]\nlost_reads = 0", "must be from 1 to 1000"),
-        ("[health]\nmay_reset = true", "resets no card"),
         ("[qqqqqq]\n", "known: host, paths"),
         ("\x00", "not TOML"),
     ],
@@ -147,7 +146,7 @@ def test_the_documented_file_has_every_key_at_its_default(tmp_path: Path) -> Non
     text = (Path(__file__).parents[2] / "docs" / "kvmpoold.toml").read_text()
     plain = re.sub("^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
     file = tmp_path / "kvmpoold.toml"
-    file.write_text(re.sub("(?m)^(name = .*|may_reset = .*)$", "", plain))
+    file.write_text(re.sub("(?m)^name = .*$", "", plain))
     config = load(file)
     assert replace(config, files=(), host=Config().host) == Config()
     documented = tomllib.loads(plain)

@@ -17,7 +17,7 @@ from tests.daemon.pool import GPU0, VGPU, VM0, Killed, Pool
 VM1 = DomainUuid("00000000-0000-4000-8000-000000000002")
 # Reached only with more than one host, or by a story of its own below.
 ELSEWHERE = {"lose", "trip-breaker", "forget-events", "publish-host", "report-broken", "release", "unpoint-relay"}
-ELSEWHERE |= {"record-mode", "switch-mode"}  # tests/daemon/test_switches.py
+ELSEWHERE |= {"record-mode", "switch-mode", "reset-card"}  # tests/daemon/test_switches.py, test_resets.py
 # tests/scenarios: passthrough-*
 ELSEWHERE |= {"attach-device", "detach-device", "tell-force-unplug", "force-unplug", "power-on"}
 

@@ -36,6 +36,7 @@ _ELSEWHERE = {
     "mark-started",
     "record-mode",
     "switch-mode",
+    "reset-card",
     "attach-device",
     "detach-device",
     "tell-force-unplug",

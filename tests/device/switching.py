@@ -38,6 +38,7 @@ class Bench:
             boot,
             lambda: frozenset(card.address for card in pci.cards(Sysroot(self.root), NVIDIA) or ()),
             unbind_deadline_s=3.0,
+            reset_deadline_s=3.0,
             settle_s=5.0,  # the fake bus is a thread, and other tests run beside it
             checkpoint=checkpoint,
         )

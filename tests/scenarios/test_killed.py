@@ -12,7 +12,13 @@ from kvmpool.sim.scenario import read
 
 # Of cards that are passed through: stories of their own.
 _PLUGS = {"attach-device", "detach-device", "tell-force-unplug", "force-unplug", "power-on"}
-STORIES = ("card-dies", "daemon-killed-at-each-step", "no-capacity-then-capacity", "passthrough-card-dies")
+STORIES = (
+    "card-dies",
+    "daemon-killed-at-each-step",
+    "no-capacity-then-capacity",
+    "passthrough-card-dies",
+    "passthrough-card-is-reset",
+)
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -26,8 +32,8 @@ def test_a_kill_at_any_point_ends_the_same(name: str) -> None:
 
 def test_the_stories_pass_every_point_of_a_life() -> None:
     """What they do not pass is what they cannot do: lose a host, trip the breaker, grow a long event log,
-    switch modes."""
+    switch modes, reset cards."""
     story = read(Path(__file__).parent / "daemon-killed-at-each-step")
     passed = {point.partition("/")[0] for point in every_point(story, visits=1)[0]}
-    other = {"lose", "trip-breaker", "forget-events", "record-mode", "switch-mode"} | _PLUGS
+    other = {"lose", "trip-breaker", "forget-events", "record-mode", "switch-mode", "reset-card"} | _PLUGS
     assert {p for p in POINTS if p.partition("-")[2] not in other} <= passed

@@ -35,6 +35,7 @@ def test_there_are_the_stories_that_we_promise() -> None:
         "passthrough-cold",
         "passthrough-falls-back",
         "passthrough-waits",
+        "passthrough-card-is-reset",
     }
     assert promised <= {p.name for p in STORIES}
 
