@@ -20,10 +20,14 @@ class Sysroot:
 
     root: Path = Path("/")
 
+    def _at(self, path: str) -> str:
+        """A look at the bus reads some hundred files a second: as text, a path costs a tenth of what a Path does."""
+        return os.path.join(self.root, path)
+
     def bytes_of(self, path: str, limit: int = TEXT_BYTES) -> bytes | None:
         """The first `limit` bytes of a regular file; a FIFO or device in its place is not opened to be read."""
         try:
-            fd = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            fd = os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             return None
         try:
@@ -54,16 +58,16 @@ class Sysroot:
     def link_name(self, path: str) -> str | None:
         """The last part of what a symbolic link points at: the name of a driver, the number of an IOMMU group."""
         try:
-            return Path(os.readlink(self.root / path)).name
+            return os.path.basename(os.readlink(self._at(path)))
         except OSError:
             return None
 
     def names(self, path: str) -> tuple[str, ...] | None:
         """What is in a folder, sorted; None where it cannot be read."""
         try:
-            return tuple(sorted(os.listdir(self.root / path)))
+            return tuple(sorted(os.listdir(self._at(path))))
         except OSError:
             return None
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(self.root / path)
+        return os.path.lexists(self._at(path))

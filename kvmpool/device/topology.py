@@ -8,6 +8,7 @@ Source: kernel, Documentation/driver-api/vfio.rst (groups, viability), ABI/testi
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -131,7 +132,7 @@ def slot_of(sysroot: Sysroot, address: str) -> str:
     `0000:00-01.0-00.0`: the root's domain and bus, the port, the function. Its address where sysfs shows no way.
     """
     root, way = "", []
-    for part in (sysroot.root / DEVICES / address).resolve().parts:
+    for part in os.path.realpath(os.path.join(sysroot.root, DEVICES, address)).split("/"):
         found, start = _ADDRESS.fullmatch(part), _ROOT.fullmatch(part)
         if start:
             root = start[1]
