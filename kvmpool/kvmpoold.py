@@ -52,7 +52,7 @@ from kvmpool.dataplane.workers import Confinement, ProcessWorkers
 from kvmpool.device.cards import SystemCards
 from kvmpool.device.health_source import SystemHealthSource
 from kvmpool.device.modprobe import modprobe
-from kvmpool.device.vfio import VfioModes
+from kvmpool.device.vfio import LOOK_DEADLINE_S, VfioModes
 from kvmpool.errors import KvmpoolError, Refused
 from kvmpool.ports import Hypervisor
 from kvmpool.store.sqlite import SqliteStore
@@ -102,18 +102,11 @@ class Daemon:
             asyncio.get_running_loop().create_task(self.store.close())
             raise
         run = config.run_dir
-        self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"), config.originals_dir)
+        self.libvirt = Libvirt(config.libvirt.uri, str(run / "guests"), config.originals_dir, config.plug.answer_s)
         device = config.device
-        self.cards = SystemCards(
-            self.clock,
-            root=Path(device.sysroot),
-            match=config.cards.match,
-            nvml=device.nvml,
-            look_deadline_s=device.look_deadline_s,
-        )
+        self.cards = self._cards()
         self.modes = self._modes()
-        kernel_log = Path(device.kmsg) if device.kmsg else None
-        self.health = SystemHealthSource(self.cards, self.clock, kernel_log=kernel_log, udev_source=device.udev)
+        self.health = self._health()
         relays = self._relays()
         workers = ProcessWorkers(run / "workers", confinement=_confinement(config.dataplane))
         seen = _Observed(SeenDomains(self._hypervisor()), self.cards, SeenWorkers(workers))
@@ -133,7 +126,14 @@ class Daemon:
         )
         processes = self.processes = HostProcesses()
         self.domain = DomainLoop(
-            self.store, self.clock, host, seen.seen_domains, relays, plugs=self.libvirt, processes=processes
+            self.store,
+            self.clock,
+            host,
+            seen.seen_domains,
+            relays,
+            plugs=self.libvirt,
+            processes=processes,
+            unplug_limit=config.plug.tries,
         )
         self.loops: tuple[Loop, ...] = (self.cluster, self.card, self.domain)
         self.ledger = Ledger(self.store, self.clock, host)
@@ -155,6 +155,26 @@ class Daemon:
         group = _guest_group(keys.guest_group)
         return ProcessRelays(run / "relays", run / "guests", listen=keys.listen, guest_group=group)
 
+    def _cards(self) -> SystemCards:
+        device = self.config.device
+        return SystemCards(
+            self.clock,
+            root=Path(device.sysroot),
+            match=self.config.cards.match,
+            nvml=device.nvml,
+            look_deadline_s=device.look_deadline_s,
+        )
+
+    def _health(self) -> SystemHealthSource:
+        device = self.config.device
+        return SystemHealthSource(
+            self.cards,
+            self.clock,
+            kernel_log=Path(device.kmsg) if device.kmsg else None,
+            udev_source=device.udev,
+            bus_poll_s=device.inventory_interval_s / 2,
+        )
+
     def _modes(self) -> VfioModes:
         sysroot = self.config.device.sysroot
         return VfioModes(
@@ -164,6 +184,7 @@ class Daemon:
             self.cards.addresses,
             let_go=self.cards.let_go,
             load=modprobe if sysroot == "/" else None,  # of another tree the kernel has no modules
+            look_deadline_s=max(LOOK_DEADLINE_S, self.config.device.look_deadline_s),
         )
 
     def _hypervisor(self) -> Hypervisor:

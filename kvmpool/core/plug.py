@@ -4,6 +4,8 @@
     READY, its card in the domain             the claim row says that it is served
     another card in the claim's place         ask the guest to give it back; the new one follows once it is gone
     the guest does not give it back           after `unplug_limit` tries what the claim's on_unplug says
+    QEMU has stopped the guest for its error  reset the domain, whatever on_unplug says: nothing else lets it go on, and
+                                              only a guest that runs gives a card back (design 05 §5.1)
     RELEASING or LOST, card in no domain      forget the row: this list of domains is the proof that the card is free
     domain without rows                       its devices are left alone: it was started by somebody else, or the store
                                               was lost, and a running guest keeps what it has
@@ -38,7 +40,7 @@ from kvmpool.core.model import (
 
 ALIAS = "ua-kvmpool-"  # libvirt keeps an alias of a user that begins with "ua-" as it is
 ATTACH_LIMIT = 3
-UNPLUG_LIMIT = 8  # x 20 s a try: a guest that boots needs a minute or two until it answers (design 04 §4.3)
+UNPLUG_LIMIT = 8  # x 20 s a try unless configured: a guest that boots needs a minute or two until it answers
 _VFIO = "vfio:"
 
 
@@ -69,6 +71,7 @@ class PlugView:
         default_factory=dict
     )  # attaches that failed
     tries: Mapping[ClaimKey, int] = field(default_factory=dict)  # unplugs in a row that the guest did not answer
+    unplug_limit: int = UNPLUG_LIMIT
 
 
 def plug_steps(view: PlugView) -> Iterator[PlugStep]:
@@ -114,8 +117,11 @@ def _attach(view: PlugView, ready: Binding) -> Iterator[PlugStep]:
 def _detach(view: PlugView, claim: Claim, device: HostdevSeen, ready: Binding | None) -> PlugStep:
     reason = f"{ready.label} is to take its place" if ready is not None else "no binding of its claim is ready"
     how = claim.spec.on_unplug
-    if view.tries.get(claim.key, 0) >= UNPLUG_LIMIT and how is not OnUnplug.HOT_ONLY:
-        tried = f"the guest did not give {device.address} back in {UNPLUG_LIMIT} tries"
+    if view.seen is not None and view.seen.halted:
+        halted = f"QEMU has stopped the domain for an error of {device.address}: only a reset lets it go on"
+        return ForceUnplug(claim.key.domain, claim.domain_name, device.alias, OnUnplug.RESET, halted)
+    if view.tries.get(claim.key, 0) >= view.unplug_limit and how is not OnUnplug.HOT_ONLY:
+        tried = f'the guest did not give {device.address} back in {view.unplug_limit} tries: on_unplug="{how.value}"'
         return ForceUnplug(claim.key.domain, claim.domain_name, device.alias, how, tried)
     return DetachDevice(claim.key.domain, claim.domain_name, device.alias, device.address, reason)
 

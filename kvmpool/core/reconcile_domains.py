@@ -51,7 +51,7 @@ from kvmpool.core.model import (
     Withdraw,
 )
 from kvmpool.core.place import modes
-from kvmpool.core.plug import PlugView, plug_steps
+from kvmpool.core.plug import UNPLUG_LIMIT, PlugView, plug_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class DomainsView:
     plugged_at: Mapping[DomainUuid, float] = field(default_factory=dict)  # boottime when its last plug ended
     attach_failures: Mapping[tuple[ClaimKey, Generation], tuple[int, str]] = field(default_factory=dict)
     unplug_tries: Mapping[ClaimKey, int] = field(default_factory=dict)
+    unplug_limit: int = UNPLUG_LIMIT
 
 
 def reconcile_domains(view: DomainsView) -> tuple[DomainStep, ...]:
@@ -134,6 +135,7 @@ def _plug_view(view: DomainsView, domain: DomainUuid, claims: list[Claim]) -> Pl
         fresh=view.domains is not None and view.domains_at >= since,
         failures=view.attach_failures,
         tries=view.unplug_tries,
+        unplug_limit=view.unplug_limit,
     )
 
 

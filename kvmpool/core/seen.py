@@ -42,6 +42,7 @@ class DomainSeen:
     pid: int = 0  # of its QEMU, of a running domain with claims; 0: not known
     cid: int = 0  # the vsock address of its QEMU now, of a domain with claims; 0: none
     hostdevs: tuple[HostdevSeen, ...] = ()  # that it has now, running
+    halted: bool = False  # QEMU itself has stopped it for an error (AER): `cont` is refused until a reset
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,14 @@ class HookSection:
 
 
 @dataclass(frozen=True, slots=True)
+class PlugSection:
+    """How a guest is asked to give a card back: a booting one needs a minute or two until it answers."""
+
+    answer_s: float = _number(20.0, 1.0, 600.0)
+    tries: int = _number(8, 1, 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All of it, checked. `files`: what it was read from, in order."""
 
@@ -138,6 +146,7 @@ class Config:
     policy: PolicySection = PolicySection()
     health: Limits = Limits()
     hook: HookSection = HookSection()
+    plug: PlugSection = PlugSection()
     files: tuple[str, ...] = ()
 
     @property

@@ -24,6 +24,7 @@ from kvmpool.core.model import (
     RelaySeen,
     ReportBroken,
 )
+from kvmpool.core.plug import UNPLUG_LIMIT
 from kvmpool.core.reconcile_domains import DomainsView, next_deadline, reconcile_domains
 from kvmpool.daemon.ledger import Ledger, Page
 from kvmpool.daemon.perform import Checkpoint, DomainHands, no_checkpoint
@@ -60,6 +61,7 @@ class DomainLoop(Loop):
         plugs: Plugs | None = None,
         processes: Processes | None = None,
         list_interval_s: float = 2.0,
+        unplug_limit: int = UNPLUG_LIMIT,
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
         super().__init__(clock)
@@ -71,7 +73,7 @@ class DomainLoop(Loop):
         self._interval_s = list_interval_s
         self._ledger = Ledger(store, clock, host)
         self._hands = DomainHands(self._ledger, relays, plugs, checkpoint)
-        self._plugs = Plugging()
+        self._plugs = Plugging(unplug_limit)
         self._errands = Errands(self.wake.ring)
         self._domains: tuple[DomainSeen, ...] | None = None
         self._domains_at = 0.0  # when the list now held was asked for
@@ -165,6 +167,7 @@ class DomainLoop(Loop):
             plugged_at=self._plugs.at,
             attach_failures=self._plugs.failures,
             unplug_tries=self._plugs.tries,
+            unplug_limit=self._plugs.unplug_limit,
             rows_since=self._rows_since(
                 page, {row.domain for row in attempts} | {claim.key.domain for claim in claims}
             ),
@@ -211,7 +214,7 @@ class DomainLoop(Loop):
         except Conflict:
             return
         except KvmpoolError as error:
-            pause_s = self._plugs.failed(step, str(error), self.clock.now()) or _RETRY_S
+            pause_s = self._plugs.failed(step, error, self.clock.now()) or _RETRY_S
             self._ask_again = True  # a plug that was cut off may have been done all the same
             self._retry_at[key] = self.clock.now() + pause_s
             if self._faults.get(key) != str(error):

@@ -306,7 +306,7 @@ class DomainHands(_Hands):
                 self._checkpoint("after-detach-device")
             case ForceUnplug(how=how):
                 attempt = page.rows.attempts.get(step.domain)
-                told = self.ledger.event(step.domain_name, "forced", f'{step.reason}: on_unplug="{how.value}"')
+                told = self.ledger.event(step.domain_name, "forced", step.reason)
                 cold = [replace(attempt, restart=True)] if attempt is not None and how is OnUnplug.COLD else []
                 await self._commit("tell-force-unplug", page, Change(puts=[*cold], events=[told]))
                 self._checkpoint("before-force-unplug")

@@ -17,15 +17,17 @@ from kvmpool.core.model import (
     RecordPointed,
 )
 from kvmpool.core.plug import ALIAS, UNPLUG_LIMIT
+from kvmpool.errors import DeadlinePassed, KvmpoolError
 
 _AGAIN_S = 5.0  # a guest that is busy refuses a second request that comes sooner (QEMU: "power indicator blinking")
-_PATIENT_S = 60.0  # between requests to a guest that has answered none of more than UNPLUG_LIMIT
+_PATIENT_S = 60.0  # between requests to a guest that has answered none of more than `unplug_limit`
 
 
 class Plugging:
     """`at`: boottime when a domain's last plug ended; `failures`, `tries`: see core/plug.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, unplug_limit: int = UNPLUG_LIMIT) -> None:
+        self.unplug_limit = unplug_limit
         self.at: dict[DomainUuid, float] = {}
         self.failures: dict[tuple[ClaimKey, Generation], tuple[int, str]] = {}
         self.tries: dict[ClaimKey, int] = {}
@@ -48,12 +50,14 @@ class Plugging:
         self.at[step.domain] = now
         return True
 
-    def failed(self, step: DomainStep, reason: str, now: float) -> float:
+    def failed(self, step: DomainStep, error: KvmpoolError, now: float) -> float:
         """A step has failed; how long until it may be tried again, 0.0 where that is not ours to say."""
         match step:
+            case AttachDevice() if isinstance(error, DeadlinePassed):
+                pass  # somebody holds the domain's lock, as its own start does: that is no failure of the card
             case AttachDevice(binding=binding):
                 key = (binding.claim, binding.generation)
-                self.failures[key] = (self.failures.get(key, (0, ""))[0] + 1, reason)
+                self.failures[key] = (self.failures.get(key, (0, ""))[0] + 1, str(error))
             case DetachDevice():
                 claim = _claim_of(step)
                 self.tries[claim] = self.tries.get(claim, 0) + 1
@@ -62,7 +66,7 @@ class Plugging:
             case _:
                 return 0.0
         self.at[step.domain] = now
-        patient = isinstance(step, DetachDevice) and self.tries[_claim_of(step)] > UNPLUG_LIMIT
+        patient = isinstance(step, DetachDevice) and self.tries[_claim_of(step)] > self.unplug_limit
         return _PATIENT_S if patient else _AGAIN_S
 
 

@@ -42,12 +42,21 @@ BUS_POLL_S = 0.5  # reads of counters that the kernel keeps: where no netlink te
 class SystemHealthSource:
     """One reader; `cards` names the addresses and is asked for NVML's verdict after an XID."""
 
-    def __init__(self, cards: SystemCards, clock: Clock, *, kernel_log: Path | None, udev_source: str = "udev") -> None:
+    def __init__(
+        self,
+        cards: SystemCards,
+        clock: Clock,
+        *,
+        kernel_log: Path | None,
+        udev_source: str = "udev",
+        bus_poll_s: float = BUS_POLL_S,
+    ) -> None:
         """`kernel_log` None, `udev_source` "": not listened to."""
         self._cards = cards
         self._clock = clock
         self._kernel_log = kernel_log
         self._udev_source = udev_source
+        self._bus_poll_s = bus_poll_s
         self._queue: asyncio.Queue[HealthSignal | None] = asyncio.Queue(QUEUE_MAX)
         self._echoes: dict[tuple[CardId, int], dict[XidClass, float]] = {}
         self._nameless: deque[tuple[float, KernelXid | KernelDead]] = deque(maxlen=NAMELESS_MAX)
@@ -138,7 +147,7 @@ class SystemHealthSource:
         """AER counters and the link of every card, by all its functions."""
         errors = BusErrors(self._cards.sysroot)
         while True:
-            await asyncio.sleep(BUS_POLL_S)
+            await asyncio.sleep(self._bus_poll_s)
             look = partial(errors.look, list(self._cards.roster.seen.values()))
             for card, fatal, text in await self._cards.bounded("bus errors", look):
                 self._put(BusErrorSignal(card, self._clock.now(), fatal, text))

@@ -45,7 +45,7 @@ NO_DRIVER = "kvmpool-off"  # no driver has this name: an override that keeps eve
 UNBIND_DEADLINE_S = 10.0  # NVIDIA's driver takes a few seconds to let go of a large card
 SETTLE_S = 2.0  # the kernel binds within the write; its vfio node is made by then too
 _POLL_S = 0.01
-_LOOK_DEADLINE_S = 10.0
+LOOK_DEADLINE_S = 10.0  # at the unit and at every process that may hold it
 
 LetGo = Callable[[Sequence[CardId]], AbstractAsyncContextManager[None]]
 
@@ -70,6 +70,7 @@ class VfioModes:
         load: Callable[[str], Awaitable[None]] | None = None,
         unbind_deadline_s: float = UNBIND_DEADLINE_S,
         reset_deadline_s: float = RESET_DEADLINE_S,
+        look_deadline_s: float = LOOK_DEADLINE_S,
         settle_s: float = SETTLE_S,
         checkpoint: Callable[[str], None] = lambda point: None,
     ) -> None:
@@ -85,6 +86,7 @@ class VfioModes:
         self._load = load
         self._unbind_deadline_s = unbind_deadline_s
         self._reset_deadline_s = reset_deadline_s
+        self._look_deadline_s = look_deadline_s
         self._settle_s = settle_s
         self._checkpoint = checkpoint
         self._lock = asyncio.Lock()
@@ -307,7 +309,9 @@ class VfioModes:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self, address: str, own: int = 0) -> Situation:
-        return await self._calls.call("look", lambda: look(self._sysroot, address, self._cards, own), _LOOK_DEADLINE_S)
+        return await self._calls.call(
+            "look", lambda: look(self._sysroot, address, self._cards, own), self._look_deadline_s
+        )
 
     def _wanted(self, unit: Unit, function: Function, mode: Mode) -> str | None:
         origins = {each.address: each.driver for each in self.journal.origins()}

@@ -49,7 +49,7 @@ ATTRIBUTES: dict[str, Attribute] = {
     "memory_limit": _MEMORY,
     "compute": Attribute(re.compile("0|[1-9][0-9]?|100"), "0 to 100 percent (0: best effort)"),
     "compute_limit": Attribute(re.compile("[1-9][0-9]?|100"), "1 to 100 percent"),
-    "model": Attribute(re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,63}"), "part of a card's model name, up to 64"),
+    "model": Attribute(re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:()/+-]{0,63}"), "part of a card's model name, up to 64"),
     "vendor": Attribute(re.compile(r"[A-Za-z0-9]{1,32}"), "a vendor's name or PCI id, for example nvidia or 10de"),
     "min_memory": _MEMORY,
     "numa": _words("any", "preferred", "required"),

@@ -50,11 +50,15 @@ _LIFECYCLE = {
 class Libvirt:
     """Use it from one event loop. Nothing is opened before the first call."""
 
-    def __init__(self, uri: str, guests: str = GUESTS, originals: Path | None = None) -> None:
+    def __init__(
+        self, uri: str, guests: str = GUESTS, originals: Path | None = None, answer_s: float = plugs.ANSWER_S
+    ) -> None:
         """`guests`: where kvmpoold writes what a guest reads through fw_cfg, one folder a domain's uuid.
 
         `originals`: where a domain's definition is kept as it was before it is edited; None: nowhere.
+        `answer_s`: how long a guest is given to give a card back.
         """
+        self._answer_s = answer_s
         self._uri = uri
         self._keep = {"keep": Originals(originals).keep} if originals is not None else {}
         self._guests = guests
@@ -116,11 +120,11 @@ class Libvirt:
             if not await self._plugs.call(lambda conn: plugs.ask_back(conn, domain, alias), PLUG_DEADLINE_S):
                 return
             try:
-                async with asyncio.timeout(plugs.ANSWER_S):
+                async with asyncio.timeout(self._answer_s):
                     refusal = await left
             except TimeoutError:  # an event may be missed, the domain's XML is not
                 if await self._plugs.call(lambda conn: plugs.has(conn, domain, alias), PLUG_DEADLINE_S):
-                    raise plugs.unanswered(domain, alias) from None
+                    raise plugs.unanswered(domain, alias, self._answer_s) from None
                 return
             if refusal:
                 raise Refused(f"domain {domain}: {alias} was not given back: {refusal}")
@@ -128,7 +132,7 @@ class Libvirt:
             self._waiters.forget((domain, alias))
 
     async def reset(self, domain: DomainUuid) -> None:
-        await self._plugs.call(plugs.on_domain(lambda found: found.reset(0), domain), PLUG_DEADLINE_S)
+        await self._plugs.call(plugs.on_domain(plugs.reset, domain), PLUG_DEADLINE_S)
 
     async def power_off(self, domain: DomainUuid) -> None:
         await self._plugs.call(plugs.on_domain(lambda found: found.destroy(), domain), PLUG_DEADLINE_S)

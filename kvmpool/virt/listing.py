@@ -10,6 +10,7 @@ from kvmpool.core.model import ClaimSpec, DomainSeen, DomainUuid
 from kvmpool.errors import ClaimInvalid
 from kvmpool.virt.device_xml import hostdevs_of
 from kvmpool.virt.domain_xml import cid_of, claims_of
+from kvmpool.virt.plugs import is_halted
 
 _MARK = "urn:kvmpool:"  # what a domain of ours has in its XML, and hardly any other
 QEMU_PIDS = Path("/run/libvirt/qemu")  # <name>.pid of each domain that libvirtd started on this host
@@ -32,14 +33,15 @@ def domains(connection: libvirt.virConnect) -> tuple[DomainSeen, ...]:
     seen = []
     for domain, stats in connection.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0):
         try:
-            seen.append(_domain(domain, int(stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE))))
+            reason = int(stats.get("state.reason", -1))
+            seen.append(_domain(domain, int(stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE)), reason))
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                 raise
     return tuple(sorted(seen, key=lambda domain: domain.name))
 
 
-def _domain(domain: libvirt.virDomain, state: int) -> DomainSeen:
+def _domain(domain: libvirt.virDomain, state: int, reason: int) -> DomainSeen:
     xml = domain.XMLDesc(0)
     claims: tuple[ClaimSpec, ...] = ()
     fault, cid = "", 0
@@ -59,6 +61,7 @@ def _domain(domain: libvirt.virDomain, state: int) -> DomainSeen:
         pid=qemu_pid(name, uuid) if running and _MARK in xml else 0,
         cid=cid,
         hostdevs=hostdevs_of(xml) if running and "<hostdev" in xml else (),
+        halted=running and is_halted(state, reason),
     )
 
 

@@ -116,8 +116,21 @@ def on_domain(act: Callable[[libvirt.virDomain], object], domain: DomainUuid) ->
     return do
 
 
-def unanswered(domain: DomainUuid, alias: str) -> DeadlinePassed:
-    return DeadlinePassed(f"domain {domain}: its guest did not give {alias} back within {ANSWER_S:g} s")
+def reset(domain: libvirt.virDomain) -> None:
+    """As the reset button; a domain that QEMU had stopped for an error goes on from there."""
+    stopped = is_halted(*domain.state()[:2])
+    domain.reset(0)
+    if stopped:
+        domain.resume()
+
+
+def is_halted(state: int, reason: int) -> bool:
+    """Paused for no reason that libvirt knows: QEMU's own stop (run state internal-error), as on AER of a card."""
+    return bool(state == libvirt.VIR_DOMAIN_PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
+
+
+def unanswered(domain: DomainUuid, alias: str, answer_s: float) -> DeadlinePassed:
+    return DeadlinePassed(f"domain {domain}: its guest did not give {alias} back within {answer_s:g} s")
 
 
 def _running(connection: libvirt.virConnect, domain: DomainUuid) -> libvirt.virDomain:

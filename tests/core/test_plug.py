@@ -144,3 +144,14 @@ def test_a_guest_that_does_not_answer_gets_what_its_claim_says(how: OnUnplug) ->
     else:
         assert isinstance(last, ForceUnplug)
         assert last.how is how
+
+
+@pytest.mark.parametrize("how", list(OnUnplug))
+def test_a_guest_that_qemu_has_stopped_for_its_card_is_reset_whatever_its_claim_says(how: OnUnplug) -> None:
+    asked = replace(SERVED, pointed=None, spec=replace(VM.spec, on_unplug=how))
+    halted = replace(domain(ONE), halted=True)
+    [forced] = steps((bound(1, ONE, Phase.RELEASING), bound(2, TWO)), halted, asked)
+    assert isinstance(forced, ForceUnplug)
+    assert forced.how is OnUnplug.RESET
+    assert ONE in forced.reason
+    assert steps((bound(1, ONE),), halted, replace(asked, pointed=Generation(1))) == [], "its card is not to leave"
