@@ -48,10 +48,8 @@ group = "root"
 
 [device]
 udev = "kernel"
-look_deadline_s = 20
-
-[health]
-probe_deadline_s = 30
+look_deadline_s = 60
+inventory_interval_s = 5
 
 [cards]
 match = [{", ".join(f'"{ids}"' for ids in vfio_cards.MATCH)}]
@@ -61,7 +59,20 @@ listen = "vsock"
 
 [hook]
 deadline_s = {_HOOK_S}
+
+[plug]
+answer_s = 20
+tries = 2
+
+[health]
+probe_deadline_s = 60
+suspect_probe_s = 3
+suspect_deadline_s = 60
+probation_s = 5
 """
+
+# libvirtd looks for hooks when it starts, and on SIGHUP
+_SEE_HOOKS = '[ ! -e /run/libvirtd.pid ] || kill -HUP "$(cat /run/libvirtd.pid)"'
 
 _SOFT_CARDS = """
 import sys
@@ -171,10 +182,11 @@ class VfioLab:
         host.write(f"{_FILES}/{spec.name}.xml", xml)
         host.virsh("define", "--validate", f"{_FILES}/{spec.name}.xml")
 
-    def join(self) -> None:
-        """Install the hook, as `kvmpool host join` does on any host."""
-        words = ("host", "join", "--no-units", "--deadline", f"{_HOOK_S:g}")
+    def join(self, *more: str) -> None:
+        """Install the hook, as `kvmpool host join` does on any host, and tell a libvirtd that runs of it."""
+        words = ("host", "join", "--no-units", "--deadline", f"{_HOOK_S:g}", *more)
         self.host().run(sys.executable, "-m", "kvmpool.cli.main", *words, timeout_s=_KVMPOOLD_S)
+        self.host().sh(_SEE_HOOKS)
 
     def lend_to_soft_driver(self, *cards: LabCard) -> None:
         """Let the soft NVML list these cards, at their addresses: to kvmpoold they are cards with a driver for vGPUs.
