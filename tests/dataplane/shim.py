@@ -136,8 +136,8 @@ class Host:
             text=True,
         )
 
-    def finish(self, guest: subprocess.Popen[str], line: str = "") -> Run:
-        out, _ = guest.communicate(line, timeout=60)
+    def finish(self, guest: subprocess.Popen[str], line: str = "", timeout_s: float = 60.0) -> Run:
+        out, _ = guest.communicate(line, timeout=timeout_s)
         stats = self.folder / "stats"
         log = self.folder / "log"
         return Run(
@@ -147,10 +147,10 @@ class Host:
             log.read_text() if log.exists() else "",
         )
 
-    def run(self, *arguments: str, program: str = "guest", **extra: str) -> Run:
+    def run(self, *arguments: str, program: str = "guest", timeout_s: float = 60.0, **extra: str) -> Run:
         for name in ("stats", "log"):
             (self.folder / name).unlink(missing_ok=True)
-        return self.finish(self.start(*arguments, program=program, **extra))
+        return self.finish(self.start(*arguments, program=program, **extra), timeout_s=timeout_s)
 
     def sessions(self) -> list[int]:
         """Pids of the sessions that run now."""
