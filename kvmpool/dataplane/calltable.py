@@ -92,6 +92,7 @@ class Call:
     settles: bool = field(default=False, repr=False)  # of FORWARD
     unsafe: bool = field(default=False, repr=False)  # some captures forbid it
     via: str = field(default="", repr=False)  # how a LOCAL one reaches the card, if it does; no matter of the wire
+    variable: bool = field(default=False, repr=False)  # its outs are the address and the bytes of a module's variable
 
     @property
     def sent(self) -> bool:
@@ -194,6 +195,7 @@ def _call(name: str, entry: dict[str, object]) -> Call:
         bool(entry.get("settles", False)),
         bool(entry.get("unsafe", False)),
         str(entry.get("via", "")),
+        bool(entry.get("variable", False)),
     )
 
 

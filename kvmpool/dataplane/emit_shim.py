@@ -134,6 +134,8 @@ def _results(call: Call) -> list[str]:
         optional = f" && {arg.name} != NULL" if arg.kind is Kind.OUT_OPTIONAL else ""
         copy = f"memcpy({arg.name}, &out[{index}], sizeof *{arg.name});"
         lines.append(f"    if (rc == CUDA_SUCCESS{optional})\n        {copy}")
+    if call.variable:
+        lines.append("    if (rc == CUDA_SUCCESS)\n        kp_global_keep(out[0], out[1]);")
     for index, arg in enumerate(call.numbers_in):
         if arg.kind is Kind.NEW:
             lines.append(f"    if (rc == CUDA_SUCCESS)\n        *{arg.name} = ({arg.pointee})(uintptr_t)in[{index}];")

@@ -83,7 +83,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 CASES = ("boxes2d", "boxes3d", "memsets", "streams", "occupancy", "linking", "libraries", "cooperative",
-         "context_stack", "destroy_waits", "overtaking", "fatbin")  # fmt: skip
+         "context_stack", "destroy_waits", "variables", "overtaking", "fatbin")  # fmt: skip
 ERRORS = ("faults", "refused", "two_contexts")
 
 

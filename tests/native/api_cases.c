@@ -688,6 +688,43 @@ static void case_faults(void)
     say("still", cu(cuMemAlloc_v2, &more, (size_t)64));
 }
 
+/* Where a variable lies the driver says; unified calls know it for the card's all the same. */
+static void case_variables(void)
+{
+    CUmodule module;
+    CUlibrary made;
+    CUdeviceptr scale, other, at, start;
+    size_t bytes;
+    unsigned type = 0;
+    int value = 0, host[2] = {41, 0};
+
+    must(cuModuleLoadData, &module, kernels);
+    must(cuModuleGetGlobal_v2, &scale, &bytes, module, "scale");
+    say("bytes", bytes);
+    must(cuModuleGetGlobal_v2, &at, NULL, module, "scale");
+    say("same", at == scale);
+    must(cuLibraryLoadData, &made, kernels, NULL, NULL, 0u, NULL, NULL, 0u);
+    must(cuLibraryGetGlobal, &other, NULL, made, "scale");
+    must(cuMemAlloc_v2, &at, sizeof host);
+    say("out", cu(cuMemcpy, (CUdeviceptr)(uintptr_t)&value, scale, sizeof value));
+    say("value", value);
+    say("in", cu(cuMemcpy, scale, (CUdeviceptr)(uintptr_t)host, sizeof value));
+    say("across", cu(cuMemcpy, other, scale, sizeof value));
+    say("away", cu(cuMemcpyAsync, at, other, sizeof value, NULL));
+    say("copy", cu(cuMemcpyDtoH_v2, &host[1], at, sizeof value));
+    say("value", host[1]);
+    say("type", cu(cuPointerGetAttribute, &type, 2, scale));
+    say("type", type);
+    say("range", cu(cuMemGetAddressRange_v2, &start, &bytes, scale));
+    say("start", start == scale);
+    say("bytes", bytes);
+    must(cuModuleUnload, module);
+    must(cuModuleLoadData, &module, kernels);
+    must(cuModuleGetGlobal_v2, &scale, &bytes, module, "scale");
+    say("out", cu(cuMemcpy, (CUdeviceptr)(uintptr_t)&value, scale, sizeof value));
+    say("value", value);
+}
+
 static void *wait_in(void *context)
 {
     must(cuCtxSetCurrent, context);
@@ -787,7 +824,7 @@ int main(int argc, char **argv)
         {"boxes2d", case_boxes2d}, {"boxes3d", case_boxes3d}, {"memsets", case_memsets}, {"streams", case_streams},
         {"occupancy", case_occupancy}, {"linking", case_linking}, {"libraries", case_libraries}, {"cooperative", case_cooperative},
         {"step", case_step}, {"load", case_load}, {"allocations", case_allocations}, {"fatbin", case_fatbin}, {"overtaking", case_overtaking}, {"context_stack", case_context_stack}, {"faults", case_faults}, {"refused", case_refused},
-        {"two_contexts", case_two_contexts}, {"destroy_waits", case_destroy_waits},
+        {"two_contexts", case_two_contexts}, {"variables", case_variables}, {"destroy_waits", case_destroy_waits},
     };
     const char *wanted = argv[argc - 1];
 

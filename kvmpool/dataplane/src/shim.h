@@ -215,9 +215,13 @@ void kp_pools_synchronised(void);     /* the program has waited for the card: wh
 void kp_pools_drop(uint64_t context); /* with `tx` held, as the next: what was allocated in it is no pool's any more */
 bool kp_pools_forget(CUdeviceptr at); /* before cuMemFree; false: it was freed already */
 
+/* shim_global.c: variables of modules that the program was told of. */
+void kp_global_keep(CUdeviceptr at, size_t bytes);
+bool kp_global_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, uint64_t *context); /* `context` NULL: not asked for */
+
 /* shim_memory.c */
 CUresult kp_settle(CUresult result, CUstream stream); /* behind a copy, whose result it is: no later work overtakes it */
-bool kp_on_device(CUdeviceptr address); /* of the window: no address of the program's */
+bool kp_on_device(CUdeviceptr address); /* of the window or a variable: no address of the program's */
 CUresult kp_device_range(CUdeviceptr address, size_t bytes); /* with `tx` held: INVALID_VALUE where it leaves an allocation */
 
 /* shim_module.c, with `tx` held: NULL where it is no function (or kernel). */

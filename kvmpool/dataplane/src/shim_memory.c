@@ -174,7 +174,10 @@ CUresult kp_settle(CUresult result, CUstream stream)
 
 bool kp_on_device(CUdeviceptr address)
 {
-    return address >= KP_VA_BASE && address - KP_VA_BASE < KP_VA_WINDOW;
+    CUdeviceptr start;
+    size_t bytes;
+
+    return (address >= KP_VA_BASE && address - KP_VA_BASE < KP_VA_WINDOW) || kp_global_find(address, &start, &bytes, NULL);
 }
 
 static bool both_in_host_memory(CUdeviceptr one, CUdeviceptr other)
@@ -187,7 +190,8 @@ static bool both_in_host_memory(CUdeviceptr one, CUdeviceptr other)
     return found;
 }
 
-/* Unified addressing: which side an address is on shows in the address, because the window is the shim's. */
+/* Unified addressing: which side an address is on shows in the address, because the window is the shim's and a variable's pages
+ * are taken. */
 CUresult kp_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream hStream)
 {
     if (kp_on_device(dst) && kp_on_device(src))

@@ -154,7 +154,7 @@ bool kp_space_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes)
     uint32_t block;
 
     if (span == NULL)
-        return false;
+        return kp_global_find(address, start, bytes, NULL);
     if (span->reserved)
         return kp_vmm_find(address, start, bytes);
     *start = address_of(span, 0);
@@ -177,8 +177,13 @@ bool kp_space_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes)
 uint64_t kp_space_context(CUdeviceptr address)
 {
     struct span *span = span_at(address);
+    uint64_t context;
+    CUdeviceptr start;
+    size_t bytes;
 
-    return span != NULL ? span->context : 0;
+    if (span != NULL)
+        return span->context;
+    return kp_global_find(address, &start, &bytes, &context) ? context : 0;
 }
 
 bool kp_space_give(CUdeviceptr address)
