@@ -60,11 +60,12 @@ def _host(copies: str) -> Iterator[shim.Host]:
     ):
         if _pinned():
             os.sched_setaffinity(host.process.pid, {1})
+        host.limit_s = LIMIT_S
         yield host
 
 
 def _measured(host: shim.Host, *arguments: str, **settings: str) -> shim.Run:
-    figures = host.run(*arguments, program="bench-guest", timeout_s=LIMIT_S, **settings, **_pinned())
+    figures = host.run(*arguments, program="bench-guest", **settings, **_pinned())
     if figures.code:
         raise RuntimeError(f"bench-guest ended with {figures.code}: {figures.lines}")
     return figures
@@ -75,7 +76,7 @@ def _way(host: shim.Host, way: Way) -> list[bool]:
     settings = {"KVMPOOL_ENDPOINT": endpoint, "KVMPOOL_SHM": "1" if way.name == "shm" else "0"}
     figures = _measured(host, **settings)
     nothing, one, thousand = (
-        host.run("batch", *numbers, timeout_s=LIMIT_S, **settings) for numbers in (("0", "0"), ("1", "1"), ("1000", "1"))
+        host.run("batch", *numbers, **settings) for numbers in (("0", "0"), ("1", "1"), ("1000", "1"))
     )
     assert one.stats["round_trips"] == thousand.stats["round_trips"]
     trips = thousand.stats["round_trips"] - nothing.stats["round_trips"]

@@ -63,14 +63,15 @@ def test_processes_that_are_killed_while_they_take_leave_nothing_taken(attack: W
 
 @pytest.mark.alone
 def test_many_processes_together_have_one_claims_share_of_the_card(place: World, tmp_path: Path) -> None:
-    """As many as the claim has memory for saturate against one, at 50 to 50: the card's own count of its time is the judge."""
+    """As many as the claim has memory for against one, all saturating, at 50 to 50: the card's own count judges."""
     saturate = tmp_path / "saturate"
     shim = [f"-L{built('shim').parent}", "-l:libcuda.so.1", "-o", str(saturate)]
     source = str(NATIVE / "saturate.c")
     subprocess.run(["gcc", *WARNINGS, "-Wno-missing-prototypes", "-O1", source, *shim], check=True)
     seconds = 8.0
     one = [place.neighbour.start(saturate, str(seconds + 1.5), "1000000")]
-    many = [place.attacker.start(saturate, str(seconds + 1.5), "1000000") for _ in range(CLAIM_MIB // (CONTEXT_MIB + PAGE_MIB))]
+    room = CLAIM_MIB // (CONTEXT_MIB + PAGE_MIB)
+    many = [place.attacker.start(saturate, str(seconds + 1.5), "1000000") for _ in range(room)]
     for guest in one + many:
         assert guest.stdout is not None
         assert guest.stdout.readline() == "ready\n"

@@ -114,6 +114,7 @@ class Host:
     built: Path
     process: subprocess.Popen[bytes]
     shared_memory: bool = True
+    limit_s: float = 60.0  # of a guest program
 
     def environment(self, **extra: str) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVMPOOL_")}
@@ -136,8 +137,8 @@ class Host:
             text=True,
         )
 
-    def finish(self, guest: subprocess.Popen[str], line: str = "", timeout_s: float = 60.0) -> Run:
-        out, _ = guest.communicate(line, timeout=timeout_s)
+    def finish(self, guest: subprocess.Popen[str], line: str = "") -> Run:
+        out, _ = guest.communicate(line, timeout=self.limit_s)
         stats = self.folder / "stats"
         log = self.folder / "log"
         return Run(
@@ -147,10 +148,10 @@ class Host:
             log.read_text() if log.exists() else "",
         )
 
-    def run(self, *arguments: str, program: str = "guest", timeout_s: float = 60.0, **extra: str) -> Run:
+    def run(self, *arguments: str, program: str = "guest", **extra: str) -> Run:
         for name in ("stats", "log"):
             (self.folder / name).unlink(missing_ok=True)
-        return self.finish(self.start(*arguments, program=program, **extra), timeout_s=timeout_s)
+        return self.finish(self.start(*arguments, program=program, **extra))
 
     def sessions(self) -> list[int]:
         """Pids of the sessions that run now."""
