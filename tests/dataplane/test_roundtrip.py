@@ -16,7 +16,7 @@ from tests.dataplane import shim
 
 pytestmark = pytest.mark.native
 
-SHIM = ("context", "link", "objects", "primary", "space", "thread")
+SHIM = ("context", "global", "link", "objects", "primary", "space", "thread")
 SESSION = ("objects", "print", "read")
 SHARED = ("handles", "ring", "window")
 CHECKED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
