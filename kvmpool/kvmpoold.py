@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from kvmpool import __version__
 from kvmpool.api import access
 from kvmpool.api.app import Server, build_app
+from kvmpool.api.boot_starts import BootStarts, StartingPlugs
 from kvmpool.api.card_modes import CardModes
 from kvmpool.api.domains import Domains
 from kvmpool.api.hooks import Hooks
@@ -124,31 +125,28 @@ class Daemon:
             modes=self.modes,
             initial_modes=parsed(config.cards.modes, config.cards.default_mode),
         )
-        processes = self.processes = HostProcesses()
-        self.domain = DomainLoop(
-            self.store,
-            self.clock,
-            host,
-            seen.seen_domains,
-            relays,
-            plugs=self.libvirt,
-            processes=processes,
-            unplug_limit=config.plug.tries,
-        )
-        self.loops: tuple[Loop, ...] = (self.cluster, self.card, self.domain)
+        self.processes = HostProcesses()
         self.ledger = Ledger(self.store, self.clock, host)
+        self.hooks = Hooks(self.store, self.ledger, self.clock, settings, self.wake)
+        self.starts = BootStarts(self.libvirt, self.hooks)
+        self.domain = self._domain_loop(seen.seen_domains, relays)
+        self.loops: tuple[Loop, ...] = (self.cluster, self.card, self.domain)
         self.server = Server(self._api(seen))
 
     def _api(self, seen: _Observed) -> ASGIApp:
         config, run = self.config, self.config.run_dir
-        hooks = Hooks(self.store, self.ledger, self.clock, config.settings, self.wake)
         resources = Resources(
             self.store, self.ledger, config.store.kind, self.clock, config.settings, seen, self.libvirt, self.wake
         )
-        runs = Runs(hooks, self.ledger, LocalPlaces(run / "relays", run / "guests"), self.processes)
+        runs = Runs(self.hooks, self.ledger, LocalPlaces(run / "relays", run / "guests"), self.processes)
         card_modes = CardModes(resources, self.ledger, self.modes, seen.seen_workers, self.wake)
-        domains = Domains(self.libvirt, resources, self.clock, self.wake)
-        return build_app(hooks, resources, config.api.group, runs, card_modes, domains)
+        domains = Domains(self.libvirt, self.starts, resources, self.clock, self.wake)
+        return build_app(self.hooks, resources, config.api.group, runs, card_modes, domains)
+
+    def _domain_loop(self, domains: SeenDomains, relays: ProcessRelays) -> DomainLoop:
+        plugs, where = StartingPlugs(self.libvirt, self.starts), (self.store, self.clock, self.ledger.host)
+        tries = self.config.plug.tries
+        return DomainLoop(*where, domains, relays, plugs=plugs, processes=self.processes, unplug_limit=tries)
 
     def _relays(self) -> ProcessRelays:
         run, keys = self.config.run_dir, self.config.dataplane

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import Body, FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvmpool.api.boot_starts import BootStarts
 from kvmpool.api.resources import Resources
 from kvmpool.api.shapes import DefinedBody, DomainBody
 from kvmpool.errors import NotFound, Unreachable
@@ -27,8 +28,6 @@ class Provision(Protocol):
     """libvirt's side of it (virt/connection.py)."""
 
     async def define(self, plan: DomainPlan, *, only_print: bool) -> str: ...
-
-    async def start(self, domain: str) -> None: ...
 
     async def stop(self, domain: str, *, force: bool, timeout_s: float) -> None: ...
 
@@ -57,8 +56,16 @@ class StopBody(BaseModel):
 class Domains:
     """The provisioning of one daemon's host."""
 
-    def __init__(self, provision: Provision, resources: Resources, clock: Clock, wake: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        provision: Provision,
+        starts: BootStarts,
+        resources: Resources,
+        clock: Clock,
+        wake: Callable[[str], None],
+    ) -> None:
         self._provision = provision
+        self._starts = starts
         self._resources = resources
         self._clock = clock
         self._wake = wake
@@ -89,7 +96,7 @@ class Domains:
         return {"xml": claims_xml((attributes,))}
 
     async def start(self, name: str) -> DomainBody:
-        await self._provision.start(name)
+        await self._starts.start(name)
         self._wake(f"{name} started")
         return await self._seen(name, running=True)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kvmpool.api import served
-from kvmpool.core.model import Attempt, Claim, ClaimKey, ClaimSpec, DomainUuid, Process, Rows, Settings
+from kvmpool.api import boot_starts, served
+from kvmpool.core.model import Attempt, Claim, ClaimKey, ClaimSpec, DomainUuid, Phase, Process, Rows, Settings
 from kvmpool.core.place import unsupported
+from kvmpool.core.plug import address_of, alias_of
+from kvmpool.core.reconcile_cluster import open_binding
 from kvmpool.daemon.ledger import Change, Ledger
 from kvmpool.daemon.turns import unless_conflict
 from kvmpool.errors import (
@@ -28,6 +30,7 @@ from kvmpool.errors import (
 )
 from kvmpool.ports import Clock, Store
 from kvmpool.store import codec
+from kvmpool.virt.device_xml import hostdevs_of
 from kvmpool.virt.domain_xml import DomainClaims, claims_of
 
 log = logging.getLogger("kvmpool.hooks")
@@ -50,6 +53,14 @@ class HookCall:
     xml: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """A domain's start that is under way with cards in its XML: alias -> address."""
+
+    attempt: Attempt
+    cards: Mapping[str, str]
+
+
 class Hooks:
     """The hook operations of one host."""
 
@@ -67,6 +78,7 @@ class Hooks:
         self._settings = settings
         self._wake = wake
         self._preparing: set[DomainUuid] = set()
+        self._reserved: dict[DomainUuid, _Reserved] = {}
 
     async def call(self, op: str, call: HookCall) -> None:
         """One hook call. Raises KvmpoolError with the line that the person at virsh reads."""
@@ -94,13 +106,43 @@ class Hooks:
         specs = _supported(asked, call.domain)
         if not specs:
             return
-        if asked.uuid in self._preparing:
-            raise Refused(f"domain {call.domain}: another start of it is being prepared. Next: virsh list --all")
+        reserved = self._reserved.get(asked.uuid)
+        boot_starts.verify(call.domain, specs, hostdevs_of(call.xml), reserved.cards if reserved else None)
+        if reserved is not None:
+            await self._wait_served(reserved.attempt, until)
+            await self._extend(reserved.attempt)
+            return
+        with self._alone(asked):
+            await self._serve(asked, specs, until)
+
+    @contextlib.contextmanager
+    def _alone(self, asked: DomainClaims) -> Iterator[None]:
+        if asked.uuid in self._preparing or asked.uuid in self._reserved:
+            raise Refused(f"domain {asked.name}: another start of it is being prepared. Next: virsh list --all")
         self._preparing.add(asked.uuid)
         try:
-            await self._serve(asked, specs, until)
+            yield
         finally:
             self._preparing.discard(asked.uuid)
+
+    @contextlib.asynccontextmanager
+    async def reserved(self, asked: DomainClaims) -> AsyncIterator[Mapping[str, str]]:
+        """Serve a domain's claims before libvirt starts it; the cards that it is to be started with, alias -> address.
+
+        Within, `prepare` verifies instead of serving. Left with an exception, the claims are withdrawn.
+        """
+        specs = _supported(asked, asked.name)
+        with self._alone(asked):
+            attempt = await self._serve(asked, specs, self._clock.now() + self._settings.prepare_deadline_s)
+            rows = (await self._ledger.read()).rows
+            self._reserved[asked.uuid] = _Reserved(attempt, _cards(rows, asked.uuid, specs))
+        try:
+            yield self._reserved[asked.uuid].cards
+        except BaseException as error:
+            await asyncio.shield(self._withdraw(attempt, str(error) or "the start was cut off"))
+            raise
+        finally:
+            del self._reserved[asked.uuid]
 
     async def serve_run(
         self, asked: DomainClaims, specs: tuple[ClaimSpec, ...], holder: Process, endpoint: str
@@ -116,7 +158,7 @@ class Hooks:
         until: float,
         holder: Process | None = None,
         endpoint: str = "",
-    ) -> None:
+    ) -> Attempt:
         attempt = None
         try:
             attempt = await self._open_attempt(asked, specs, until, holder, endpoint)
@@ -128,6 +170,7 @@ class Hooks:
                 await asyncio.shield(self._withdraw(attempt, str(error) or "the call was cut off"))
             raise
         log.info("%s: prepared, attempt %d (%s)", asked.name, attempt.counter, ", ".join(spec.name for spec in specs))
+        return attempt
 
     async def _open_attempt(
         self, asked: DomainClaims, specs: tuple[ClaimSpec, ...], until: float, holder: Process | None, endpoint: str
@@ -245,7 +288,8 @@ class Hooks:
         page = await self._ledger.read()
         attempt = page.rows.attempts.get(asked.uuid)
         now = self._clock.now()
-        if attempt and not attempt.started and attempt.deadline > now and asked.uuid not in self._preparing:
+        busy = asked.uuid in self._preparing or asked.uuid in self._reserved
+        if attempt and not attempt.started and attempt.deadline > now and not busy:
             await unless_conflict(self._ledger.commit(page, Change(puts=[replace(attempt, deadline=now)])))
         self._wake(f"{call.domain} release")
 
@@ -269,6 +313,16 @@ def _supported(asked: DomainClaims, domain: str) -> tuple[ClaimSpec, ...]:
         else:
             log.warning("%s/%s: started without: %s", domain, spec.name, reason)
     return tuple(specs)
+
+
+def _cards(rows: Rows, domain: DomainUuid, specs: tuple[ClaimSpec, ...]) -> dict[str, str]:
+    """The cards that the domain has to be started with."""
+    found = {}
+    for spec in filter(boot_starts.needs_cards_first, specs):
+        binding = open_binding(rows, ClaimKey(domain, spec.name))
+        if binding is not None and binding.phase is Phase.READY and address_of(binding):
+            found[alias_of(spec.name)] = address_of(binding)
+    return found
 
 
 def _attempt_of(rows: Rows, attempt: Attempt) -> Attempt | None:

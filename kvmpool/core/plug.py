@@ -1,6 +1,7 @@
 """Decides how a domain's passthrough cards are plugged: its claims and bindings, its devices, in; steps out. Pure.
 
     READY, its card not in the domain         attach it; after several failures report the binding broken
+    likewise, and plug="boot"                 it waits for the domain's next start; with on_unplug="cold" that is now
     READY, its card in the domain             the claim row says that it is served
     another card in the claim's place         ask the guest to give it back; the new one follows once it is gone
     the guest does not give it back           after `unplug_limit` tries what the claim's on_unplug says
@@ -33,6 +34,7 @@ from kvmpool.core.model import (
     Mode,
     OnUnplug,
     Phase,
+    Plug,
     PlugStep,
     RecordPointed,
     ReportBroken,
@@ -101,7 +103,7 @@ def _claim(view: PlugView, claim: Claim, mine: list[Binding], devices: tuple[Hos
     if claim.pointed != pointed and (pointed is not None or _was_passthrough(claim, mine)):
         yield RecordPointed(claim.key, pointed, claim.endpoint)
     if device is None and ready is not None:
-        yield from _attach(view, ready)
+        yield from (_attach(view, ready) if claim.spec.plug is Plug.LIVE else _await_start(claim, ready))
     elif device is not None and not serves and not _may_stay(device, mine):
         yield _detach(view, claim, device, ready)
 
@@ -114,9 +116,19 @@ def _attach(view: PlugView, ready: Binding) -> Iterator[PlugStep]:
         yield AttachDevice(ready.claim.domain, ready, address_of(ready))
 
 
+def _await_start(claim: Claim, ready: Binding) -> Iterator[PlugStep]:
+    """Nobody is powered off for a card that an optional claim has got meanwhile: only for the one it had."""
+    if claim.spec.on_unplug is OnUnplug.COLD and claim.served is not None:
+        why = f'{ready.label} can have its card only from its start on: on_unplug="cold"'
+        yield ForceUnplug(claim.key.domain, claim.domain_name, alias_of(claim.key.name), OnUnplug.COLD, why)
+
+
 def _detach(view: PlugView, claim: Claim, device: HostdevSeen, ready: Binding | None) -> PlugStep:
     reason = f"{ready.label} is to take its place" if ready is not None else "no binding of its claim is ready"
     how = claim.spec.on_unplug
+    if how is OnUnplug.COLD and claim.spec.plug is Plug.BOOT and ready is not None:
+        told = f'{device.address} has to leave, {ready.label} can have its card only from its start on: on_unplug="cold"'
+        return ForceUnplug(claim.key.domain, claim.domain_name, device.alias, how, told)
     if view.seen is not None and view.seen.halted:
         halted = f"QEMU has stopped the domain for an error of {device.address}: only a reset lets it go on"
         return ForceUnplug(claim.key.domain, claim.domain_name, device.alias, OnUnplug.RESET, halted)

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from kvmpool.core.model import DomainSeen, DomainUuid, HostdevSeen
 from kvmpool.errors import DeadlinePassed, NotFound, Refused, Unreachable
 from kvmpool.sim.world import Condition, SimDomain, SimHost, World
+from kvmpool.virt.device_xml import hostdevs_of
+from kvmpool.virt.domain_xml import claims_of
 
 
 class SimHypervisor:
@@ -27,6 +29,39 @@ class SimHypervisor:
 
     async def close(self) -> None:
         return None
+
+
+class SimStarter:
+    """api.boot_starts.Starter over a host's domains: each start calls the hook, then QEMU."""
+
+    def __init__(
+        self, host: SimHost, hook: Callable[[str, str], Awaitable[None]], qemu: Callable[[SimDomain], None]
+    ) -> None:
+        """`hook`: prepare, with a domain's name and XML. `qemu`: its QEMU runs from then on."""
+        self._host, self._hook, self._qemu = host, hook, qemu
+
+    async def definition(self, domain: str) -> str:
+        found = self._named(domain)
+        if found.running:
+            raise Refused(f"domain {found.name} is running")
+        return found.xml
+
+    async def start(self, domain: str) -> None:
+        found = self._named(domain)
+        await self._hook(found.name, found.xml)
+        self._qemu(found)
+
+    async def create(self, xml: str) -> None:
+        found = self._named(claims_of(xml).name)
+        await self._hook(found.name, xml)
+        found.devices = {device.alias: device.address for device in hostdevs_of(xml)}
+        self._qemu(found)
+
+    def _named(self, which: str) -> SimDomain:
+        found = next((domain for domain in self._host.domains.values() if which in (domain.name, domain.uuid)), None)
+        if found is None:
+            raise NotFound(f"no domain {which}")
+        return found
 
 
 def _seen(domain: SimDomain) -> DomainSeen:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from kvmpool.api.boot_starts import BootStarts
 from kvmpool.api.hooks import HookCall, Hooks
 from kvmpool.core.breaker import closed
 from kvmpool.core.health import Limits
@@ -26,7 +27,7 @@ from kvmpool.daemon.turns import Loop
 from kvmpool.errors import KvmpoolError, Unreachable
 from kvmpool.ports import Store
 from kvmpool.sim.gate import Gate
-from kvmpool.sim.hypervisor import SimHypervisor, SimPlugs
+from kvmpool.sim.hypervisor import SimHypervisor, SimPlugs, SimStarter
 from kvmpool.sim.modes import SimModes
 from kvmpool.sim.relays import SimRelays
 from kvmpool.sim.world import (
@@ -133,14 +134,18 @@ class Simulation:
         return SimPlugs(self.world, self.host, self._power_on)
 
     async def _power_on(self, name: str) -> str:
-        """`virsh start` by the daemon itself, while it turns."""
-        domain = self.domain_named(name)
+        """A start by the daemon itself, while it turns."""
         try:
-            await self.hooks.call("prepare", HookCall(name, "begin", "-", domain.xml))
+            await self._starts().start(name)
         except KvmpoolError as error:
             return str(error)
-        self._qemu(domain)
         return ""
+
+    def _starts(self) -> BootStarts:
+        async def prepare(name: str, xml: str) -> None:
+            await self.hooks.call("prepare", HookCall(name, "begin", "-", xml))
+
+        return BootStarts(SimStarter(self.host, prepare, self._qemu), self.hooks)
 
     def _qemu(self, domain: SimDomain) -> None:
         domain.running, domain.pid = True, self.world.next_qemu()
@@ -262,6 +267,16 @@ class Simulation:
             return str(error)
         if qemu_starts:
             self._qemu(domain)
+        return ""
+
+    async def domain_start(self, name: str) -> str:
+        """`kvmpool domain start`. "" where it runs, else the refusal a person reads."""
+        if not self.alive or not self.host.libvirt_up:
+            return "kvmpoold or libvirtd does not answer"
+        try:
+            await self.wait_for(self._starts().start(name))
+        except KvmpoolError as error:
+            return str(error)
         return ""
 
     def stop(self, name: str, *, told: bool = True) -> None:

@@ -3,6 +3,7 @@
 steps.txt, a step a line, `#` begins a comment:
     define NAME ATTRIBUTES     a domain with one <claim>      start NAME                     virsh start
     stop NAME                  its QEMU ends                  start-dies NAME                libvirtd dies after prepare
+    domain-start NAME          kvmpool domain start
     stop-during START STOP     STOP stops while START starts
     xid CARD CODE [TEXT]       card by its number             card CARD CONDITION            fine lost gone hung mute
     wish CARD cordon|uncordon|drain|restore                   close-breaker
@@ -154,6 +155,11 @@ async def _start(sim: Simulation, words: list[str]) -> str:
     return f"refused: {refused}" if refused else f"{words[0]} runs"
 
 
+async def _domain_start(sim: Simulation, words: list[str]) -> str:
+    refused = await sim.domain_start(words[0])
+    return f"refused: {refused}" if refused else f"{words[0]} runs"
+
+
 async def _start_dies(sim: Simulation, words: list[str]) -> str:
     refused = await sim.virsh_start(words[0], qemu_starts=False)
     return f"refused: {refused}" if refused else "prepare went well, then libvirtd died"
@@ -257,6 +263,7 @@ _STEPS: dict[str, Act] = {
     "define": _define,
     "start": _start,
     "start-dies": _start_dies,
+    "domain-start": _domain_start,
     "stop": _stop,
     "stop-during": _stop_during,
     "xid": _xid,

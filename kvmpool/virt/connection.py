@@ -99,6 +99,14 @@ class Libvirt:
         """As `virsh start`. Raises NotFound, Refused with the hook's line, Unreachable."""
         await self._starts.call(lambda conn: provision.start(conn, domain), START_DEADLINE_S)
 
+    async def definition(self, domain: str) -> str:
+        """From which it would be started now; by its name or uuid. Raises NotFound, Refused, Unreachable."""
+        return await self._edits.call(lambda conn: provision.definition(conn, domain), EDIT_DEADLINE_S)
+
+    async def create(self, xml: str) -> None:
+        """Start a domain from this XML instead of its definition. Raises as `start`."""
+        await self._starts.call(lambda conn: provision.create(conn, xml), START_DEADLINE_S)
+
     async def stop(self, domain: str, *, force: bool, timeout_s: float) -> None:
         """Returns when it has stopped. Raises NotFound, Refused, Unreachable, DeadlinePassed: it still runs."""
         await self._edits.call(lambda conn: provision.stop(conn, domain, force=force), EDIT_DEADLINE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from lxml import etree
 
@@ -44,6 +45,22 @@ def hostdev_xml(alias: str, address: str, bus: str) -> str:
         place = {"type": "pci", "domain": "0x0000", "bus": bus, "slot": "0x00", "function": "0x0"}
         etree.SubElement(hostdev, "address", place)
     return etree.tostring(hostdev, encoding="unicode")
+
+
+def with_hostdevs(xml: str, cards: Mapping[str, str]) -> str:
+    """The domain with these cards (alias -> host address) too. Raises Refused where it has one of that alias."""
+    root = parse(xml)
+    devices = root.find("devices")
+    if devices is None:
+        devices = etree.SubElement(root, "devices")
+    taken = {device.alias: device.address for device in hostdevs_of(xml)}
+    for alias, address in cards.items():
+        if alias in taken:
+            name = root.findtext("name")
+            why = f"domain {name}: its definition has card {taken[alias]} as {alias}, which kvmpool gives it by itself"
+            raise Refused(f"{why}. Next: virsh edit {name}, take that <hostdev> out")
+        devices.append(etree.fromstring(hostdev_xml(alias, address, kept_bus(xml, alias))))
+    return etree.tostring(root, encoding="unicode")
 
 
 def kept_bus(xml: str, alias: str) -> str:

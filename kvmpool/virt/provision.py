@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -10,9 +11,12 @@ from uuid import uuid4
 import libvirt
 
 from kvmpool.errors import NotFound, Refused
-from kvmpool.virt.domain_xml import claims_of
+from kvmpool.virt.device_xml import hostdevs_of
+from kvmpool.virt.domain_xml import claims_of, parse
 from kvmpool.virt.plan import DomainPlan, domain_xml
+from kvmpool.virt.plugs import explained
 
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 KVM, VSOCK = Path("/dev/kvm"), Path("/dev/vhost-vsock")
 
 
@@ -46,6 +50,29 @@ def start(connection: libvirt.virConnect, name: str) -> None:
     domain.create()
 
 
+def definition(connection: libvirt.virConnect, which: str) -> str:
+    """The XML from which a domain (its name or uuid) would be started now.
+
+    Raises NotFound, Refused where it runs.
+    """
+    domain = _find(connection, which)
+    name = domain.name()
+    if domain.isActive():
+        raise Refused(f"domain {name} is running. Next: kvmpool domain show {name}")
+    xml: str = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE)
+    return xml
+
+
+def create(connection: libvirt.virConnect, xml: str) -> None:
+    """Start a domain from this XML; its definition stays as it is. Raises Refused with the hook's own line."""
+    name = parse(xml).findtext("name") or ""
+    if _find(connection, name).hasManagedSaveImage():
+        raise Refused(f"domain {name} has a saved state, with other cards. Next: virsh managedsave-remove {name}")
+    cards = ", ".join(device.address for device in hostdevs_of(xml))
+    with explained(name, cards):
+        connection.createXML(xml, 0)
+
+
 def stop(connection: libvirt.virConnect, name: str, *, force: bool) -> None:
     """Ask the guest to power off; with `force` end it at once. Raises NotFound, Refused."""
     domain = _find(connection, name)
@@ -71,8 +98,9 @@ def _find(connection: libvirt.virConnect, name: str) -> libvirt.virDomain:
 
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
+    """By its name, or by its uuid."""
     try:
-        return connection.lookupByName(name)
+        return connection.lookupByUUIDString(name) if _UUID.fullmatch(name) else connection.lookupByName(name)
     except libvirt.libvirtError as error:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
             return None
