@@ -127,7 +127,7 @@ def _detach(view: PlugView, claim: Claim, device: HostdevSeen, ready: Binding | 
     reason = f"{ready.label} is to take its place" if ready is not None else "no binding of its claim is ready"
     how = claim.spec.on_unplug
     if how is OnUnplug.COLD and claim.spec.plug is Plug.BOOT and ready is not None:
-        told = f'{device.address} has to leave, {ready.label} can have its card only from its start on: on_unplug="cold"'
+        told = f'{device.address} has to leave and {ready.label} to be there at its start: on_unplug="cold"'
         return ForceUnplug(claim.key.domain, claim.domain_name, device.alias, how, told)
     if view.seen is not None and view.seen.halted:
         halted = f"QEMU has stopped the domain for an error of {device.address}: only a reset lets it go on"

@@ -21,6 +21,7 @@ from kvmpool.core.model import (
     Mode,
     OnUnplug,
     Phase,
+    Plug,
     PlugStep,
     RecordPointed,
     ReportBroken,
@@ -155,3 +156,36 @@ def test_a_guest_that_qemu_has_stopped_for_its_card_is_reset_whatever_its_claim_
     assert forced.how is OnUnplug.RESET
     assert ONE in forced.reason
     assert steps((bound(1, ONE),), halted, replace(asked, pointed=Generation(1))) == [], "its card is not to leave"
+
+
+# --- plug="boot" ------------------------------------------------------------------------------------------------------
+
+BOOT = replace(VM, spec=replace(VM.spec, plug=Plug.BOOT))
+BOOT_COLD = replace(BOOT, spec=replace(BOOT.spec, on_unplug=OnUnplug.COLD), served=Generation(1))
+
+
+def test_a_card_that_the_domain_was_started_with_is_adopted() -> None:
+    assert steps((bound(1, ONE),), domain(ONE), BOOT) == [RecordPointed(VM.key, Generation(1), VM.endpoint)]
+
+
+def test_with_plug_boot_nothing_is_attached_to_a_running_domain() -> None:
+    assert steps((bound(1, ONE),), domain(), BOOT) == []
+    assert steps((bound(2, TWO),), domain(), replace(BOOT, served=Generation(1))) == []
+
+
+def test_with_plug_boot_a_failed_card_still_leaves() -> None:
+    old, new = bound(1, ONE, Phase.RELEASING), bound(2, TWO)
+    found = steps((old, new), domain(ONE), BOOT)
+    assert found == [DetachDevice(UUID, "vm0", ALIAS, ONE, f"{new.label} is to take its place")]
+
+
+def test_with_plug_boot_and_cold_the_domain_is_powered_off_at_once_for_the_next_card() -> None:
+    old, new = bound(1, ONE, Phase.RELEASING), bound(2, TWO)
+    for seen in (domain(ONE), domain()):
+        (force,) = [step for step in steps((old, new), seen, BOOT_COLD) if isinstance(step, ForceUnplug)]
+        assert (force.how, force.alias) == (OnUnplug.COLD, ALIAS)
+        assert new.label in force.reason
+
+
+def test_no_domain_is_powered_off_for_a_card_that_its_claim_gets_for_the_first_time() -> None:
+    assert steps((bound(1, ONE),), domain(), replace(BOOT_COLD, served=None)) == []

@@ -36,6 +36,8 @@ def test_there_are_the_stories_that_we_promise() -> None:
         "passthrough-falls-back",
         "passthrough-waits",
         "passthrough-card-is-reset",
+        "passthrough-at-boot",
+        "passthrough-boot-cold",
     }
     assert promised <= {p.name for p in STORIES}
 
