@@ -63,14 +63,14 @@ def adopt(root: Path) -> None:
     for name in ("proc", "dev/vfio"):
         (root / name).mkdir(parents=True, exist_ok=True)
     bus = root / "sys/bus/pci"
-    for path in (bus / "drivers_probe", *bus.glob("drivers/*/unbind"), *bus.glob("drivers/*/bind")):
+    files = (bus / "drivers_probe", *bus.glob("drivers/*/unbind"), *bus.glob("drivers/*/bind"))
+    for path in (*files, *bus.glob("devices/*/reset")):
         if not path.is_fifo():
             path.unlink()
             os.mkfifo(path)
     for folder in bus.glob("devices/*"):
         link = folder / "driver"
         (folder / ".driver").write_text(Path(os.readlink(link)).name if link.is_symlink() else "")
-        _fifo(folder / "reset")
 
 
 def make_process(root: Path, pid: int, comm: str, holds: str, *, cmdline: str = "", cgroup: str = "") -> None:
