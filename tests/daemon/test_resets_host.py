@@ -1,4 +1,4 @@
-"""A real kvmpoold resets a passthrough card on a bus of files, once it failed; killed in the middle, it resets again."""
+"""A real kvmpoold resets a passthrough card on a bus of files once it failed; killed in between, it resets again."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ def test_a_card_that_failed_is_reset_validated_and_on_probation(host: ResetsHost
 
 
 def test_a_card_in_a_domain_is_not_reset_until_it_is_free(host: ResetsHost) -> None:
-    make_process(
-        host.soft, 77, "qemu-system-x86", f"/dev/vfio/{host.card()['iommu_group']}", cmdline="qemu -name guest=vm9"
-    )
+    node = f"/dev/vfio/{host.card()['iommu_group']}"
+    make_process(host.soft, 77, "qemu-system-x86", node, cmdline="qemu -name guest=vm9")
     host.fail()
     said = "is in use by pid 77 (qemu-system-x86, domain vm9)"
     host.until(lambda: said in host.log.read_text(), "nobody says who holds it", 60)
