@@ -29,13 +29,14 @@ from kvmpool.core.model import (
     HostName,
     Mode,
     Phase,
+    Plug,
     Rows,
     Settings,
     Verdict,
     Wait,
     WorkerSeen,
 )
-from kvmpool.core.place import taken_by, unsupported
+from kvmpool.core.place import modes, taken_by, unsupported
 from kvmpool.core.reconcile_cluster import explain, open_binding
 
 
@@ -153,20 +154,46 @@ def claim_bodies(look: Look) -> list[ClaimBody]:
 def _live(look: Look, claim: Claim, wait: Wait | None) -> ClaimBody:
     binding = open_binding(look.rows, claim.key)
     card = look.rows.cards.get(binding.card) if binding else None
-    if served_by(look.rows, claim):
-        state, reason = "served", ""
+    if binding is not None and _in_use(look, claim, binding):
+        state, reason = "served", _second_choice(look, claim, binding)
     elif wait is not None:
         state, reason = "waiting", wait.reason
     elif binding is not None:
         state = "starting"
-        reason = binding.reason if binding.phase is not Phase.READY else "its relay is not pointed at the worker yet"
+        reason = binding.reason if binding.phase is not Phase.READY else _unused(claim, binding)
     else:
         state, reason = "starting", "it is not bound yet"
     body = _claim(claim.domain_name, claim.key, claim.spec, claim.host, state, reason)
     body["binding"] = binding.label if binding else ""
+    body["serves"] = binding.mode.value if binding else ""
     body["card"] = card.label if card else ""
     body["endpoint"] = claim.endpoint
     return body
+
+
+def _in_use(look: Look, claim: Claim, binding: Binding) -> bool:
+    """Of a card that is passed through the hook only asks that it is ready; a person, that the domain has it."""
+    return served_by(look.rows, claim) is not None and claim.pointed == binding.generation
+
+
+def _unused(claim: Claim, binding: Binding) -> str:
+    """Why a binding that is ready does not serve its claim."""
+    if binding.mode is not Mode.PASSTHROUGH:
+        return "its relay is not pointed at the worker yet"
+    if claim.spec.plug is Plug.BOOT and claim.served is not None:
+        return 'with plug="boot" the domain gets its card at its next start'
+    return "its card is not in the domain yet"
+
+
+def _second_choice(look: Look, claim: Claim, binding: Binding) -> str:
+    """Why a claim of mode "any" is served in another mode than its first; "" where it is not."""
+    first = modes(claim.spec)[0]
+    if binding.mode is first:
+        return ""
+    choice = explain(look.rows, look.settings, claim.key)
+    free = choice is not None and choice.card is not None and choice.mode is first
+    now = f"a card for {first.value} is free now" if free else f"no card fits {first.value}"
+    return f"as {binding.mode.value}: {now}; it is asked for again at the next start"
 
 
 def inactive_body(look: Look, domain: DomainSeen, spec: ClaimSpec) -> ClaimBody:
@@ -191,6 +218,7 @@ def _claim(domain: str, key: ClaimKey, spec: ClaimSpec, host: HostName, state: s
         state=state,
         host=host,
         mode=spec.mode.value,
+        serves="",
         memory_mib=spec.memory_mib,
         memory_limit_mib=spec.memory_limit_mib,
         compute_percent=spec.compute_percent,
@@ -218,7 +246,14 @@ def explain_body(look: Look, body: ClaimBody) -> ExplainBody:
     if not reason and body["state"] == "inactive":
         fits = choice is not None and choice.card is not None
         reason = f"the domain is not running; {'a card' if fits else 'no card'} would fit now"
-    return ExplainBody(label=body["label"], state=body["state"], binding=body["binding"], reason=reason, cards=cards)
+    return ExplainBody(
+        label=body["label"],
+        state=body["state"],
+        serves=body["serves"],
+        binding=body["binding"],
+        reason=reason,
+        cards=cards,
+    )
 
 
 def _with_claim(look: Look, key: ClaimKey) -> Rows:

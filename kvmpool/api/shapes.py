@@ -86,6 +86,7 @@ class ClaimBody(TypedDict):
     state: str  # "served", "starting", "waiting", "inactive", "invalid"
     host: str
     mode: str
+    serves: str  # in which mode it is bound now, "vgpu" or "passthrough"; "": it is not bound
     memory_mib: int
     memory_limit_mib: int
     compute_percent: int  # 0: best effort
@@ -96,7 +97,7 @@ class ClaimBody(TypedDict):
     binding: str  # label
     card: str  # label
     endpoint: str
-    reason: str  # why it waits or is invalid
+    reason: str  # why it waits or is invalid, or is served in another mode than its first
 
 
 class DomainBody(TypedDict):
@@ -143,7 +144,7 @@ class BindingBody(TypedDict):
     worker: str  # address
     worker_pid: int
     endpoint: str
-    pointed: bool  # the domain's relay serves this generation
+    pointed: bool  # the domain's relay serves this generation; in mode passthrough: its card is in the domain
 
 
 class EventBody(TypedDict):
@@ -167,6 +168,7 @@ class ExplainBody(TypedDict):
 
     label: str
     state: str
+    serves: str  # as of a claim
     binding: str
     reason: str
     cards: list[CardReason]

@@ -21,12 +21,14 @@ from kvmpool.cli.output import (
     print_value,
 )
 
+_WHOLE = "whole card"
+
 BINDING_COLUMNS = (
     column("BINDING", "label"),
     column("PHASE", "phase"),
     column("CARD", "card"),
-    Column("USED/MEMORY", lambda r: f"{mib(r['memory_used_mib'])}/{mib(r['memory_mib'])}"),
-    column("SESSIONS", "sessions", spare=True),
+    Column("USED/MEMORY", lambda r: _WHOLE if _passed(r) else f"{mib(r['memory_used_mib'])}/{mib(r['memory_mib'])}"),
+    Column("SESSIONS", lambda r: "-" if _passed(r) else str(r["sessions"]), spare=True),
     column("REASON", "reason", note=True),
 )
 
@@ -56,12 +58,22 @@ def show(binding_name: str, output: str) -> None:
         print_value(body, output, lambda b: [b["label"]])
 
 
+def _passed(body: Any) -> bool:
+    return bool(body["mode"] == "passthrough")
+
+
 def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
+    fields = [
         ("Binding", body["label"]),
         ("Phase", body["phase"]),
         ("Reason", body["reason"] or "-"),
+        ("Mode", body["mode"]),
         ("Card", f"{body['card']} ({body['card_id']})"),
+    ]
+    if _passed(body):
+        return [*fields, ("Memory", _WHOLE), ("Compute", _WHOLE), ("In the domain", "yes" if body["pointed"] else "no")]
+    return [
+        *fields,
         ("Memory", f"{memory(body)}, {mib(body['memory_used_mib'])} used"),
         ("Page-locked", f"{mib(body['pinned_mib'])}, {mib(body['pinned_used_mib'])} used"),
         ("Compute", compute(body)),

@@ -19,7 +19,7 @@ CARD_COLUMNS = (
     column("MODE", "mode", spare=True),
     column("HEALTH", "verdict"),
     Column("CORDON", lambda r: "drain" if r["drain"] else "yes" if r["cordoned"] else "-"),
-    Column("TAKEN/MEMORY", lambda r: f"{mib(r['memory_taken_mib'])}/{mib(r['memory_mib'])}"),
+    Column("TAKEN/MEMORY", lambda r: f"{_taken(r)}/{mib(r['memory_mib'])}"),
     column("BINDINGS", "bindings", flexible=True),
     column("REASON", "reason", note=True),
 )
@@ -31,6 +31,13 @@ _WAIT_HELP = f"Return when it is done, or refused; give up after so many seconds
 
 _card_argument = click.argument("card_name", metavar="CARD", shell_complete=complete_cards)
 _reason_option = click.option("--reason", default="", help="Kept with it, for the next person.")
+
+
+def _taken(body: Any) -> str:
+    """Of a card that is passed through: all of it, whatever its bindings say of memory."""
+    if body["mode"] == "passthrough":
+        return "all" if body["bindings"] else "none"
+    return mib(body["memory_taken_mib"])
 
 
 @click.group()
@@ -185,7 +192,7 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Driver", body["driver"] or "-"),
         ("Compute capability", body["compute_capability"] or "-"),
         ("NUMA node", str(body["numa_node"])),
-        ("Memory", f"{mib(body['memory_mib'])}, {mib(body['memory_taken_mib'])} taken"),
+        ("Memory", f"{mib(body['memory_mib'])}, {_taken(body)} taken"),
         ("Compute", f"{body['compute_taken_percent']} % taken"),
         ("Last Xid", str(body["last_xid"] or "-")),
         ("Application Xids", str(body["app_xids"])),

@@ -31,8 +31,8 @@ from kvmpool.errors import ClaimInvalid
 CLAIM_COLUMNS = (
     column("CLAIM", "label"),
     column("STATE", "state"),
-    column("MODE", "mode", spare=True),
-    Column("MEMORY", lambda r: mib(r["memory_mib"]) if r["memory_mib"] else "-"),
+    Column("MODE", lambda r: _mode(r), spare=True),
+    Column("MEMORY", lambda r: _whole(r) or (mib(r["memory_mib"]) if r["memory_mib"] else "-")),
     Column("COMPUTE", lambda r: _share(r), spare=True),
     column("BINDING", "binding"),
     column("CARD", "card"),
@@ -139,8 +139,21 @@ def _words(body: dict[str, Any]) -> str:
     return ", ".join(words) + (f"; {body['reason']}" if body["reason"] else "")
 
 
+def _mode(body: Any) -> str:
+    """In a list: what it asks for, and for what it is served where it left that open."""
+    return f"{body['mode']}:{body['serves']}" if body["mode"] == "any" and body["serves"] else str(body["mode"])
+
+
+def _whole(body: Any) -> str:
+    """Of a claim that gets a card as a whole, now or always; "" of any other."""
+    whole = "passthrough" in (body["serves"], body["mode"]) or (body["mode"] == "any" and not body["memory_mib"])
+    return "whole card" if whole else ""
+
+
 def _share(body: Any) -> str:
     """In a list: what it is sure of, and up to what where that has an end."""
+    if _whole(body):
+        return "-"
     sure, limit = body["compute_percent"], body["compute_limit_percent"]
     if limit < 100:
         return f"{sure}-{limit}%" if sure < limit else f"{limit}%"
@@ -163,8 +176,9 @@ def _fields(body: dict[str, Any]) -> list[tuple[str, str]]:
         ("Reason", body["reason"] or "-"),
         ("Host", body["host"] or "-"),
         ("Mode", body["mode"]),
-        ("Memory", memory(body)),
-        ("Compute", compute(body)),
+        ("Served as", body["serves"] or "-"),
+        ("Memory", _whole(body) or memory(body)),
+        ("Compute", _whole(body) or compute(body)),
         ("Priority", f"{body['priority']}{', preemptible' if body['preemptible'] else ''}"),
         ("On failure", body["on_failure"]),
         ("Binding", body["binding"] or "-"),

@@ -29,6 +29,7 @@ def explain(claim_name: str, output: str) -> None:
         [
             ("Claim", body["label"]),
             ("State", body["state"]),
+            ("Served as", body["serves"] or "-"),
             ("Binding", body["binding"] or "-"),
             ("Reason", body["reason"] or "-"),
         ]
