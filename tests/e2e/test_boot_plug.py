@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+from lxml import etree
 
 from kvmpool.lab import guests
 from kvmpool.lab.process import Done
-from kvmpool.virt.device_xml import hostdevs_of
+from kvmpool.virt.device_xml import hostdevs_of, kept_bus
 from tests.e2e.hostdev import ALIAS, FILES, KEPT, A, B, Bench, guest, passthrough
 from tests.e2e.pool import until
 
@@ -71,6 +72,28 @@ def test_a_definition_that_holds_a_card_of_ours_is_refused_whoever_starts_it(ben
             assert "Next: " in refusal(done)
         assert bench.host.virsh("domstate", "vm0").strip() == "shut off"
         until(lambda: not bench.bindings(), 15, "its binding is left")
+
+
+def test_a_domain_of_domain_define_has_its_card_on_the_root_port_that_is_kept_for_it(bench: Bench) -> None:
+    done = kvmpool(bench, "domain", "define", "vm0", "--memory", "64", "--gpu", "mode=passthrough,plug=boot")
+    assert done.returncode == 0, done.stderr
+    root = etree.fromstring(bench.dumped("vm0", "--inactive"))
+    root.set("type", "qemu")  # this machine may have a /dev/kvm that is of no use
+    for path in ("cpu", "devices/vsock"):
+        for element in root.findall(path):
+            element.getparent().remove(element)  # type: ignore[union-attr]
+    bench.host.outside(f"{FILES}/vm0.xml").write_text(etree.tostring(root, encoding="unicode"))
+    bench.host.virsh("define", "--validate", f"{FILES}/vm0.xml")
+    assert kvmpool(bench, "domain", "start", "vm0").returncode == 0
+    card = address(bench)
+    xml = bench.dumped("vm0")
+    (device,) = etree.fromstring(xml).iterfind("devices/hostdev")
+    assert device.find("address").get("bus") == "0x10" == kept_bus(xml, ALIAS)  # type: ignore[union-attr]
+    shown = {words[0]: kvmpool(bench, *words).stdout for words in (("binding", "list"), ("claim", "show", "vm0/gpu0"))}
+    assert f"h0/{card}" in shown["binding"]
+    assert "whole card" in shown["binding"]
+    until(lambda: "State:       served" in kvmpool(bench, "claim", "show", "vm0/gpu0").stdout, 15, "it is not served")
+    assert "Served as:   passthrough" in shown["claim"]
 
 
 def test_two_domains_get_two_cards_and_a_third_none(bench: Bench) -> None:

@@ -10,6 +10,7 @@ import pytest
 from lxml import etree
 
 from kvmpool.errors import ClaimInvalid
+from kvmpool.virt.device_xml import hostdev_xml, kept_bus, with_hostdevs
 from kvmpool.virt.domain_xml import NAMESPACE, claims_of
 from kvmpool.virt.plan import (
     Disk,
@@ -123,3 +124,46 @@ def test_what_no_domain_can_be_is_one_line_that_says_what(make: object, says: st
         make()  # type: ignore[operator]
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# --- xml/, which people copy ------------------------------------------------------------------------------------------
+
+XML = Path(__file__).parents[2] / "xml"
+
+
+@pytest.mark.parametrize("name", ["domain.xml", "passthrough.xml"])
+def test_an_example_is_a_domain_that_libvirt_takes_and_whose_claims_are_valid(name: str) -> None:
+    text = (XML / name).read_text()
+    root = etree.fromstring(text.encode())
+    root.set("type", "test")
+    connection = libvirt.open("test:///default")
+    try:
+        domain = connection.defineXMLFlags(etree.tostring(root, encoding="unicode"), libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
+        assert claims_of(domain.XMLDesc(0)).claims == claims_of(text).claims != ()
+        domain.undefine()
+    finally:
+        connection.close()
+
+
+def _plain(element: etree._Element) -> str:
+    """Without comments and blanks."""
+    text = etree.tostring(element, encoding="unicode", with_tail=False)
+    return str(etree.canonicalize(text, strip_text=True))
+
+
+def test_the_passthrough_example_is_what_we_write() -> None:
+    gpu = gpu_of("mode=passthrough,on_unplug=reset", 0)
+    disk = Disk("/var/lib/libvirt/images/vm1.qcow2", "qcow2")
+    plan = DomainPlan("vm1", 8192, 4, (disk,), ("default",), (gpu,))
+    example = etree.fromstring((XML / "passthrough.xml").read_bytes())
+    written = etree.fromstring(domain_xml(plan, UUID(example.findtext("uuid") or ""), GUESTS))
+    assert _plain(example) == _plain(written)
+
+
+def test_the_hostdev_example_is_the_card_that_we_attach_to_that_domain() -> None:
+    example = etree.fromstring((XML / "hostdev.xml").read_bytes())
+    bus = kept_bus((XML / "passthrough.xml").read_text(), "ua-kvmpool-gpu0")
+    assert _plain(example) == _plain(etree.fromstring(hostdev_xml("ua-kvmpool-gpu0", "0000:41:00.0", bus)))
+    domain = with_hostdevs((XML / "passthrough.xml").read_text(), {"ua-kvmpool-gpu0": "0000:41:00.0"})
+    (device,) = etree.fromstring(domain).iterfind("devices/hostdev")
+    assert _plain(device) == _plain(example)
