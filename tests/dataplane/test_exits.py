@@ -54,7 +54,8 @@ def standing(place: Remote) -> Standing:
 
 @pytest.fixture(scope="module")
 def at_rest(place: Remote) -> Standing:
-    """Before any guest; a question that was just asked may still have its descriptor."""
+    """Before any guest; a question just asked may still have its descriptor, and who opened the card may be going."""
+    wait_until(lambda: not any(standing(place).children), 20.0, "nobody works for the worker")
     seen = []
     for _ in range(20):
         seen.append(standing(place))
