@@ -14,6 +14,7 @@ from kvmpool.lab.guests import GuestSpec
 from kvmpool.lab.pool import CARDS, SOFTGPU
 from kvmpool.softgpu import sysfs
 from kvmpool.virt.connection import Libvirt
+from kvmpool.virt.plugs import ANSWER_S
 from tests.e2e.pool import Pool, until
 
 T = TypeVar("T")
@@ -84,12 +85,12 @@ class Bench(Pool):
     def devices(self, name: str = "vm0") -> str:
         return self.dumped(name).partition("<devices>")[2]
 
-    def libvirt(self, act: Callable[[Libvirt], Awaitable[T]]) -> T:
+    def libvirt(self, act: Callable[[Libvirt], Awaitable[T]], answer_s: float = ANSWER_S) -> T:
         """What `act` gives with a libvirt of its own, listening to events."""
 
         async def run() -> T:
             socket = quote(str(self.host.outside("/run/libvirt/libvirt-sock")))
-            libvirt = Libvirt(f"qemu+unix:///system?socket={socket}")
+            libvirt = Libvirt(f"qemu+unix:///system?socket={socket}", answer_s=answer_s)
             events = libvirt.wakeups()
             try:
                 assert await anext(events) == "libvirt connected"
@@ -103,5 +104,5 @@ class Bench(Pool):
     def attach(self, spec: GuestSpec, address: str = A, alias: str = ALIAS) -> None:
         self.libvirt(lambda libvirt: libvirt.attach(DomainUuid(spec.uuid), alias, address))
 
-    def detach(self, spec: GuestSpec, alias: str = ALIAS) -> None:
-        self.libvirt(lambda libvirt: libvirt.detach(DomainUuid(spec.uuid), alias))
+    def detach(self, spec: GuestSpec, alias: str = ALIAS, answer_s: float = ANSWER_S) -> None:
+        self.libvirt(lambda libvirt: libvirt.detach(DomainUuid(spec.uuid), alias), answer_s)

@@ -136,7 +136,7 @@ def test_a_guest_that_never_answers_keeps_its_card_until_a_reset(bench: Bench, m
     bench.up(vm, deaf=True)
     bench.attach(vm)
     with pytest.raises(DeadlinePassed, match="did not give ua-kvmpool-gpu0 back within 1 s"):
-        bench.detach(vm)
+        bench.detach(vm, answer_s=1.0)
     assert hostdevs_of(bench.dumped("vm0"))
     bench.libvirt(lambda libvirt: libvirt.reset(DomainUuid(vm.uuid)))
     until(lambda: not hostdevs_of(bench.dumped("vm0")), 10, "a reset does not complete the unplug")
@@ -147,12 +147,11 @@ def test_a_card_that_leaves_while_nobody_listens_has_left_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event is missed; the domain's XML says it."""
-    monkeypatch.setattr(plugs, "ANSWER_S", 1.0)
     monkeypatch.setattr(plugs.Waiters, "tell", lambda *_: None)
     vm = guest()
     bench.up(vm)
     bench.attach(vm)
-    bench.detach(vm)
+    bench.detach(vm, answer_s=1.0)
     assert not hostdevs_of(bench.dumped("vm0"))
 
 
