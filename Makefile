@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 SOURCES := meson.build pyproject.toml $(shell find kvmpool hooks xml systemd -type f -not -path '*/__pycache__/*')
 
-.PHONY: demo test lint bench bench-dataplane build clean test-stacks
+.PHONY: demo test lint bench bench-dataplane build clean test-stacks test-slow
 
 demo: .venv/installed
 	@.venv/bin/kvmpool lab demo
@@ -29,6 +29,10 @@ build: .venv/installed
 
 test-stacks: .venv/installed .venv-stacks/installed
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pytest -m stacks tests/stacks
+
+# A Linux guest in a host in QEMU, both without KVM: an hour and more. Not part of test.
+test-slow: .venv/installed
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pytest -s -m slow_vfio tests/vfio
 
 clean:
 	rm -rf .venv .venv-stacks build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 PARTS = {
     "not e2e and not alone": ("-n", "auto", "--dist", "worksteal"),
-    "e2e or alone": (),
+    "(e2e or alone) and not slow_vfio": (),
 }
 DEADLINE_S = 35 * 60.0
 _FUZZ_S = {True: "240", False: "30"}  # for all targets together: in continuous integration, at home
