@@ -35,7 +35,7 @@ def _passing(_bench: Bench) -> Iterator[Passing]:
         until(lambda card=card: pool.card(card), f"{card.name} is not seen")  # type: ignore[misc]
         pool.switch(card, "passthrough")
     yield pool
-    pool.ready(())
+    pool.ready(_CARDS)  # no card is left dead
     _bench.host.end_daemon("kvmpoold")
     _bench.host.sh("rm -rf /var/lib/kvmpool/* /etc/kvmpool/conf.d")
 
