@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kvmpool.errors import DeadlinePassed, Refused, Unreachable
 
-# tee tells the kernel's answer in the kernel's words; setpriv (util-linux) has it end with us where it can be ended: what
-# a daemon that was killed had begun must not go on beside what the next one undoes.
+# tee tells the kernel's answer in the kernel's words; setpriv (util-linux) has it end with us where it can be ended:
+# what a daemon that was killed had begun must not go on beside what the next one undoes.
 _TEE = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "/usr/bin/tee")
 _END_S = 0.2  # a child that can be ended at all ends at once
 
