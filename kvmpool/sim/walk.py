@@ -153,8 +153,9 @@ class _Walker:
         for domain in self.sim.host.domains.values():
             domain.stop()
         await self.sim.pass_time(20, 2.0)
-        refused = await self.sim.virsh_start("vm0")
-        law(not refused, f"a mended, empty pool refuses vm0: {refused}")
+        for name in ("vm0", "vm1") if self._passthrough else ("vm0",):
+            refused = await self.sim.virsh_start(name)
+            law(not refused, f"a mended, empty pool refuses {name}: {refused}")
         await self.sim.pass_time(4)
         check_rest(self.world, self.auditor.rows)
 
