@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # Effects that this story has: the others need a lost host, an open breaker, a worker that does not start, many events.
 _ABSENT: tuple[str, ...] = ("lose", "trip-breaker", "report-broken", "forget-events", "release")
-_ABSENT += ("record-mode", "switch-mode", "reset-card", "attach-device", "detach-device", "force-unplug", "power-on")
+_ABSENT += ("record-mode", "switch-mode", "reset-card")
+_ABSENT += ("attach-device", "detach-device", "tell-force-unplug", "force-unplug", "power-on")
 _RACED = "unpoint-relay"  # only where the relay is told before the worker's end has shown itself to it
 _TOLD = [point for point in POINTS if not point.endswith(tuple(f"-{effect}" for effect in _ABSENT))]
 
