@@ -1,6 +1,7 @@
-"""`make test`: the whole suite in two parts, their sum, and a look at what they left behind.
+"""`make test`: the whole suite in three parts, their sum, and a look at what they left behind.
 
-The first part shares the CPUs; the second (labs with real libvirtd and QEMU, and what measures time) runs alone.
+The first part shares the CPUs; the second (labs with real libvirtd and QEMU, and what measures time) runs alone; the
+third is the VFIO lab.
 Everything is under one temporary folder, whose name every process inherits: what outlives the run is found by it.
 """
 
@@ -21,7 +22,9 @@ from xml.etree import ElementTree
 
 PARTS = {
     "not e2e and not alone": ("-n", "auto", "--dist", "worksteal"),
-    "(e2e or alone) and not slow_vfio": (),
+    "(e2e or alone) and not vfio": (),
+    # Two of the VFIO lab's hosts beside each other: each emulates one CPU, and waits a lot.
+    "vfio and not slow_vfio": ("-n", "2", "--dist", "loadfile"),
 }
 DEADLINE_S = 35 * 60.0
 _FUZZ_S = {True: "240", False: "30"}  # for all targets together: in continuous integration, at home
