@@ -18,10 +18,10 @@ pytestmark = [
 
 NAMESPACE = """
 set -e
-mkdir -p {tmp}/etc/kvmpool {tmp}/run/kvmpool {tmp}/work
-mount -t tmpfs none {tmp}/work
-mkdir {tmp}/work/upper {tmp}/work/work
-mount -t overlay overlay -o lowerdir=/etc,upperdir={tmp}/work/upper,workdir={tmp}/work/work /etc
+mkdir -p {tmp}/etc/kvmpool {tmp}/run/kvmpool {tmp}/lay
+mount -t tmpfs none {tmp}/lay
+mkdir {tmp}/lay/upper {tmp}/lay/inner
+mount -t overlay overlay -o lowerdir=/etc,upperdir={tmp}/lay/upper,workdir={tmp}/lay/inner /etc
 mount -t tmpfs none /run
 mkdir -p /run/kvmpool /etc/kvmpool
 cp -r {tmp}/etc/kvmpool/. /etc/kvmpool/
