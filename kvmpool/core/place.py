@@ -27,6 +27,7 @@ from kvmpool.core.model import (
 )
 
 COMPUTE_PERCENT = 100  # of one card
+_VENDORS = {"10de": "NVIDIA", "1002": "AMD", "8086": "Intel"}  # PCI ids and the names people write (pci.ids)
 VFIO = "vfio-pci"  # the driver of a card that is passed through
 
 
@@ -227,8 +228,10 @@ def _wish_refuses(card: Card, rows: Rows) -> str:
 def _kind_refuses(spec: ClaimSpec, card: Card) -> str:
     if card.mode is not spec.mode:
         return f"in mode {card.mode.value}, the claim asks for {spec.mode.value}"
-    if spec.vendor and spec.vendor.lower() not in ("nvidia", "10de", "0x10de"):
-        return f"vendor NVIDIA, the claim asks for {spec.vendor}"
+    vendor = card.pci.ids[:4] or "10de"  # a card without ids was told by NVIDIA's driver
+    name, asked = _VENDORS.get(vendor, vendor), spec.vendor.lower().removeprefix("0x")
+    if asked and asked not in (vendor, name.lower()):
+        return f"vendor {name}, the claim asks for {spec.vendor}"
     if spec.model and spec.model.lower() not in card.model.lower():
         return f"model {card.model}, the claim asks for {spec.model}"
     if card.memory_mib < spec.min_memory_mib:

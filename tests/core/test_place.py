@@ -20,6 +20,7 @@ from kvmpool.core.model import (
     Mode,
     Numa,
     OnFailure,
+    PciFacts,
     Phase,
     Verdict,
 )
@@ -233,6 +234,14 @@ def test_any_takes_the_first_of_its_modes_for_which_a_card_fits() -> None:
     none = choose_card(claim(0, EITHER), rows([replace(shared, mode=Mode.PASSTHROUGH)]), Taken(), 1.0)
     assert none.card is None
     assert [why.partition(":")[0] for _, why in none.refused] == ["as passthrough", "as vgpu"]
+
+
+def test_a_vendor_is_that_of_the_card_by_name_or_id() -> None:
+    intel = replace(PASSED, pci=PciFacts(ids="8086:5845:1af4:1100"))
+    for vendor in ("intel", "Intel", "8086", "0x8086"):
+        assert sentence(intel, replace(WHOLE, vendor=vendor)) == ""
+    assert sentence(intel, replace(WHOLE, vendor="nvidia")) == "vendor Intel, the claim asks for nvidia"
+    assert sentence(card(), spec(vendor="0x10de")) == ""
 
 
 def test_any_that_may_become_a_vgpu_must_say_how_much() -> None:
